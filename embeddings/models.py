@@ -1,0 +1,89 @@
+"""Collections, their documents and the vectors of their passages. Rows are the truth; search files are derived from them."""
+from __future__ import annotations
+
+from django.core.validators import RegexValidator
+from django.db import models
+
+
+class VectorSpace(models.Model):
+    """What makes two vectors comparable. Its fingerprint is checked on every write and every query; vectors never mix across it."""
+
+    fingerprint = models.CharField(max_length=64, unique=True, help_text="sha256 over all the fields below")
+    model_id = models.CharField(max_length=255)
+    weights_hash = models.CharField(max_length=64)
+    pooling = models.CharField(max_length=16)
+    normalize = models.FloatField(help_text="p of the norm vectors are divided by; -1 none")
+    dims = models.PositiveIntegerField(help_text="components kept of each vector")
+    document_prompt = models.TextField(blank=True, help_text="text put before every document")
+    max_length = models.PositiveIntegerField(help_text="tokens a passage is cut to")
+    multi_vector = models.BooleanField(default=False)
+    revision = models.CharField(max_length=64, blank=True, help_text="of the hub snapshot; not part of the fingerprint")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.model_id} · {self.dims} dims · {self.fingerprint[:12]}"
+
+
+class Collection(models.Model):
+    """Documents embedded into one vector space, and how their texts are made."""
+
+    name = models.CharField(max_length=100, unique=True, validators=[
+        RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", "use letters, digits, dots, dashes and underscores, and begin with a letter or digit")])
+    space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="collections")
+    query_prompt = models.TextField(blank=True, help_text="text put before every query")
+    id_field = models.CharField(max_length=255, blank=True, help_text="field of the source that holds the external id; empty: _id or id")
+    text_fields = models.JSONField(default=list, help_text="fields of the source joined by a space into the text")
+    split_tokens = models.PositiveIntegerField(default=0, help_text="tokens a passage; 0: a document is one passage")
+    split_overlap = models.PositiveIntegerField(default=0, help_text="tokens neighbouring passages share")
+    generation = models.PositiveBigIntegerField(default=0, help_text="grows with every write; search files carry it")
+    deletions = models.PositiveBigIntegerField(default=0, help_text="grows whenever passages are removed")
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Document(models.Model):
+    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="documents")
+    external_id = models.CharField(max_length=512)
+    text = models.TextField(blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    content_hash = models.CharField(max_length=64, help_text="sha256 of the text")
+    split = models.CharField(max_length=32, help_text="how the stored passages were cut: none, or tokens:overlap")
+    tokens = models.PositiveIntegerField(default=0, help_text="tokens embedded, over all passages")
+    truncated = models.BooleanField(default=False, help_text="some passage was longer than the model's limit")
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["collection", "external_id"], name="one_document_per_external_id")]
+
+    def __str__(self) -> str:
+        return self.external_id
+
+
+class Passage(models.Model):
+    """A stretch of a document and its vector: `rows` x `dims` numbers, row-major, little-endian, `dtype` as numpy spells it.
+
+        numpy.frombuffer(vector, dtype).reshape(rows, dims)
+
+    Rows are never updated in place: a new vector is a new row with a larger id, which is what search files are extended by.
+    """
+
+    document = models.ForeignKey(Document, on_delete=models.CASCADE, related_name="passages")
+    space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="passages")
+    part = models.PositiveIntegerField(default=0, help_text="0, 1, 2 ... within the document")
+    start = models.PositiveIntegerField(default=0, help_text="first character")
+    end = models.PositiveIntegerField(help_text="one past the last character")
+    tokens = models.PositiveIntegerField(default=0)
+    rows = models.PositiveIntegerField(default=1)
+    dims = models.PositiveIntegerField()
+    dtype = models.CharField(max_length=8, default="<f4")
+    vector = models.BinaryField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["document", "space", "part"], name="one_passage_per_part_and_space")]
+
+    def __str__(self) -> str:
+        return f"{self.document_id}#{self.part}"

@@ -1,0 +1,44 @@
+"""The web's only door to models. A transport is named in the settings and loaded by its dotted name, like a Django cache backend."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from .config import Settings
+from .errors import ConfigError
+from .wire import EmbedJob, EmbedResult, Kind, ModelSpec, Span
+
+
+class InferenceClient(Protocol):
+    """Every method may be called from any thread.
+
+    embed      raises InvalidRequest, NotLoaded, Busy, TimedOut or InferenceFailed; blocks until all items are done
+    describe   None: no model of this kind, or none that answers to `model`. Needs no loaded model
+    split      passages of at most `tokens` tokens, special ones included, neighbours sharing about `overlap`: [[Span, ...], ...] by text
+    health     {"status": "ok" | "loading" | "failed", ...} with the counters of each loaded model
+    """
+
+    def models(self) -> list[ModelSpec]: ...
+    def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None: ...
+    def embed(self, job: EmbedJob) -> EmbedResult: ...
+    def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]: ...
+    def health(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+def connect(settings: Settings) -> InferenceClient:
+    """A new client on `settings.transport`."""
+    module, _, name = settings.transport.rpartition(".")
+    try:
+        transport = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"MLXCEL_TRANSPORT={settings.transport!r} cannot be loaded: {error}", param="MLXCEL_TRANSPORT") from error
+    return cast(InferenceClient, transport(settings))
+
+
+@lru_cache(maxsize=1)
+def get_client() -> InferenceClient:
+    """The process's own client, on the settings of the environment."""
+    return connect(Settings.from_env())

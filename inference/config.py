@@ -1,0 +1,141 @@
+"""Model settings, read once from the environment. The only place that reads them; everyone else is handed a `Settings`.
+
+Every name, default and meaning stands in `Settings` below; `describe()` prints them for the docs and `manage.py serve --help`.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from .errors import ConfigError
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+Backend = Literal["auto", "mlx", "host"]
+TRUE, FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken", "last_token": "lasttoken", "last": "lasttoken"}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def _aliases(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in _names(text)]
+    if any(not alias.strip() or not target.strip() for alias, _, target in pairs):
+        raise ValueError("expected alias=model[,alias=model...]")
+    return {alias.strip(): target.strip() for alias, _, target in pairs}
+
+
+def _bool(text: str) -> bool:
+    if text.strip().lower() not in TRUE + FALSE:
+        raise ValueError(f"expected one of {', '.join(TRUE + FALSE)}")
+    return text.strip().lower() in TRUE
+
+
+def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}") from None
+        if not value >= least:
+            raise ValueError(f"expected at least {least}")
+        return value
+    return parse
+
+
+def _choice(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in known:
+            raise ValueError(f"expected one of {', '.join(known)}")
+        return text.strip().lower()
+    return parse
+
+
+def parse_pooling(text: str) -> str:
+    """The one spelling of a pooling mode: cls, mean, max or lasttoken."""
+    name = text.strip().lower()
+    if name == "none":
+        raise ValueError("`none` (one vector per token) is what multi-vector models do by themselves; for others choose cls, mean, max or last")
+    if name not in POOLING:
+        raise ValueError(f"expected one of {', '.join(POOLING)}")
+    return POOLING[name]
+
+
+def parse_normalize(text: str) -> float:
+    """-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm."""
+    value = float(_number(float, -1)(text))
+    if value == float("inf") or -1 < value < 0 or 0 < value < 1:
+        raise ValueError("expected -1 (none), 0 (max-absolute int16), 1 (taxicab), 2 (euclidean) or another p-norm above 1")
+    return value
+
+
+def _setting(name: str, default: Any, parse: Callable[[str], Any], help: str) -> Any:
+    meta = {"name": name, "parse": parse, "help": help}
+    if callable(default):
+        return field(default_factory=default, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Settings:
+    embedding_models: tuple[str, ...] = _setting(
+        "MLXCEL_EMBEDDING_MODEL", (DEFAULT_MODEL,), _names,
+        "embedding models to serve, comma separated: a directory, a name under MLXCEL_MODELS_DIR, or a Hugging Face id; "
+        "the first is used where a request names none; empty serves none")
+    reranker_models: tuple[str, ...] = _setting("MLXCEL_RERANKER_MODEL", (), _names, "rerankers to serve, likewise")
+    aliases: Mapping[str, str] = _setting(
+        "MLXCEL_MODEL_ALIASES", dict, _aliases, "other names models answer to: alias=model, comma separated")
+    models_dir: Path | None = _setting("MLXCEL_MODELS_DIR", None, Path, "a directory of model directories, by name or by org/name")
+    allow_download: bool = _setting("MLXCEL_ALLOW_DOWNLOAD", False, _bool, "fetch models that are not on this machine from the Hugging Face hub")
+    backend: Backend = _setting(
+        "MLXCEL_BACKEND", "auto", _choice(*get_args(Backend)), "mlx (Metal, CUDA), host (CPU), or auto: mlx where it has a GPU, else host")
+    threads: int = _setting("MLXCEL_THREADS", lambda: os.cpu_count() or 1, _number(int, 1), "worker threads of the host backend")
+    pooling: str | None = _setting("MLXCEL_EMBEDDING_POOLING", None, parse_pooling, "overrides the checkpoint's pooling: cls, mean, max, last")
+    normalize: float | None = _setting(
+        "MLXCEL_EMBEDDING_NORMALIZE", None, parse_normalize, "overrides the checkpoint's normalisation: -1 none, 0 int16, 1, 2 or another p")
+    max_length: int | None = _setting("MLXCEL_EMBEDDING_MAX_LENGTH", None, _number(int, 1), "lowers the model's limit of tokens an item")
+    batch_tokens: int = _setting("MLXCEL_BATCH_TOKENS", 512, _number(int, 1), "tokens a forward pass takes at most (one longer item goes alone)")
+    batch_size: int | None = _setting("MLXCEL_EMBEDDING_BATCH_SIZE", None, _number(int, 1), "items a forward pass takes at most")
+    queue_depth: int = _setting(
+        "MLXCEL_EMBEDDING_QUEUE_DEPTH", 64, _number(int, 1), "requests that may wait for a model; one more is answered 503")
+    timeout: float = _setting(
+        "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", 120.0, _number(float, 0), "seconds a request may take before it is answered 504; 0 is the default")
+    cache_dir: Path = _setting(
+        "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
+        "where hashes of weight files and compiled kernels are kept")
+    transport: str = _setting(
+        "MLXCEL_TRANSPORT", "inference.transports.local.LocalClient", str, "class that reaches the models, by its dotted name")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Reads `env` (os.environ by default). A blank value is the default, except for the two model lists, where it means none."""
+        env = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            text = env.get(f.metadata["name"])
+            if text is None or (not text.strip() and not f.name.endswith("_models")):
+                continue
+            try:
+                values[f.name] = f.metadata["parse"](text)
+            except ValueError as error:
+                raise ConfigError(f"{f.metadata['name']}={text!r}: {error}", param=f.metadata["name"]) from None
+        if values.get("timeout") == 0:
+            del values["timeout"]
+        return cls(**values)
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of every setting, in order."""
+    defaults = Settings()
+    rows = []
+    for f in fields(Settings):
+        value = getattr(defaults, f.name)
+        shown = ",".join(cast(tuple[str, ...], value)) if isinstance(value, tuple) else "" if value is None or value == {} else str(value)
+        rows.append((f.metadata["name"], "number of CPUs" if f.name == "threads" else "~/.cache/mlxcel" if f.name == "cache_dir" else shown,
+                     f.metadata["help"]))
+    return rows

@@ -1,0 +1,110 @@
+"""What can go wrong, as one tree. The web turns a `ServiceError` into a body in one place; commands print its message.
+
+    ServiceError                      500  server_error
+    ├── InvalidRequest                400  invalid_request_error
+    │   └── UnsupportedCapability     400  invalid_request_error, code unsupported_capability
+    ├── Unauthorized                  401  authentication_error
+    ├── NotFound                      404  not_found_error
+    ├── Conflict                      409  conflict_error
+    ├── TooLarge                      413  invalid_request_error
+    ├── NotLoaded                     501  not_implemented
+    ├── Busy                          503  server_busy
+    │   └── Loading                   503  server_busy
+    ├── TimedOut                      504  server_timeout
+    ├── InferenceFailed               500  server_error
+    │   └── InvalidNumericResult      500  server_error
+    ├── ConfigError                   500  server_error      a setting that cannot be used
+    └── CheckpointError               500  server_error      a model directory that cannot be loaded
+        └── ModelNotFound             500  server_error      a model name that resolves to nothing
+"""
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """`str(error)` is the message a user reads. `param` names the offending request field, `code` a machine-readable cause."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    retry_after: ClassVar[int | None] = None       # seconds, sent as `Retry-After`
+    should_retry: ClassVar[bool | None] = None     # sent as `x-should-retry`; None leaves the client's own rule
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(ServiceError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedCapability(InvalidRequest):
+    code = "unsupported_capability"
+
+
+class Unauthorized(ServiceError):
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(ServiceError):
+    status = 404
+    type = "not_found_error"
+
+
+class Conflict(ServiceError):
+    status = 409
+    type = "conflict_error"
+
+
+class TooLarge(ServiceError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class NotLoaded(ServiceError):
+    status = 501
+    type = "not_implemented"
+    should_retry = False
+
+
+class Busy(ServiceError):
+    status = 503
+    type = "server_busy"
+    retry_after = 1
+
+
+class Loading(Busy):
+    pass
+
+
+class TimedOut(ServiceError):
+    status = 504
+    type = "server_timeout"
+    should_retry = False
+
+
+class InferenceFailed(ServiceError):
+    pass
+
+
+class InvalidNumericResult(InferenceFailed):
+    pass
+
+
+class ConfigError(ServiceError):
+    pass
+
+
+class CheckpointError(ServiceError):
+    pass
+
+
+class ModelNotFound(CheckpointError):
+    pass

@@ -1,0 +1,90 @@
+"""Plain data that crosses between the web, the commands and the model processes. Frozen; nothing here computes."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Kind = Literal["embedding", "reranker"]
+Lane = Literal["interactive", "bulk"]
+State = Literal["cold", "loading", "ready", "failed"]
+
+Item = str | tuple[int, ...]
+"""One thing to embed: a text, or token ids that are used verbatim."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the web needs to know of a model without having it."""
+
+    id: str                                   # the name it is served under: the basename of its source
+    aliases: tuple[str, ...]                  # other names it answers to: the full repository id, configured aliases
+    kind: Kind
+    family: str                               # config.json's model_type
+    revision: str                             # of a hub snapshot, else ""
+    weights_hash: str                         # sha256 over the weight files, hex
+    dims: int                                 # native width of a vector
+    max_length: int                           # tokens, special ones included
+    vocab_size: int                           # 0: unknown, ids are not checked
+    pooling: str                              # cls | mean | max | lasttoken
+    normalize: float                          # p of the norm; -1 none, 0 max-absolute int16, 2 euclidean
+    prompts: Mapping[str, str] = field(default_factory=dict)   # config_sentence_transformers.json
+    images: bool = False
+    multi_vector: bool = False
+    instructions: bool = False                # the family has a format for `instruction`
+    backend: str = ""                         # host | mlx
+    precision: str = ""                       # f32 | bf16 | ...
+    state: State = "cold"
+    parameters: int = 0                       # number of weights; 0: not counted yet
+    bytes: int = 0                            # size of the weight files
+
+    def answers_to(self, name: str) -> bool:
+        return name == self.id or name in self.aliases
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Items to embed with one model. `timeout` is in seconds from now; None takes the configured one."""
+
+    items: tuple[Item, ...]
+    model: str | None = None
+    dimensions: int | None = None             # keep the first n components, then normalise again
+    instruction: str | None = None            # for families that document a format; others ignore it
+    normalize: float | None = None            # None: as the checkpoint says
+    truncate: bool = True                     # False: an item over max_length is an InvalidRequest naming it
+    lane: Lane = "interactive"
+    timeout: float | None = None
+    partial: bool = False                     # True: a failing item lands in `EmbedResult.errors`, the others go on
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Vectors of a job's items, in order, rows laid end to end.
+
+    data   [R, D] f32   item i owns rows[i] of them: 1, or one per token for a multi-vector model, or 0 where it failed
+    rows   [N] int32
+    tokens [N] int32    real tokens the model saw, special ones included
+    """
+
+    model: str
+    data: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    multi_vector: bool = False
+    truncated: tuple[int, ...] = ()           # indices of items cut to max_length
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+    def vectors(self) -> list[np.ndarray]:
+        """[rows[i], D] per item."""
+        return np.split(self.data, np.cumsum(self.rows)[:-1]) if len(self.rows) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A passage of a text: characters [start, end), and how many tokens a model sees of it, special ones included."""
+
+    start: int
+    end: int
+    tokens: int

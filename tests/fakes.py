@@ -1,0 +1,79 @@
+"""A model at the door that costs nothing: vectors derive from the text, so equal texts have equal vectors and nothing else does."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from inference.config import Settings
+from inference.errors import ServiceError
+from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec, Span
+
+SPEC = ModelSpec(
+    id="fake-8", aliases=("tests/fake-8",), kind="embedding", family="fake", revision="", weights_hash="0" * 64, dims=8, max_length=32,
+    vocab_size=1000, pooling="mean", normalize=2.0, prompts={"query": "query: ", "document": "passage: "}, backend="fake",
+    precision="f32", state="ready", parameters=8, bytes=32)
+
+
+@dataclass
+class FakeClient:
+    """One token a word plus two special ones. Set `fail` to have every `embed` raise it; `jobs` records what was asked."""
+
+    settings: Settings = field(default_factory=Settings)
+    spec: ModelSpec | None = SPEC
+    fail: ServiceError | None = None
+    jobs: list[EmbedJob] = field(default_factory=list)
+
+    def models(self) -> list[ModelSpec]:
+        return [self.spec] if self.spec else []
+
+    def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None:
+        if self.spec is None or self.spec.kind != kind or (model is not None and not self.spec.answers_to(model)):
+            return None
+        return self.spec
+
+    def embed(self, job: EmbedJob) -> EmbedResult:
+        self.jobs.append(job)
+        if self.fail:
+            raise self.fail
+        assert self.spec is not None
+        lengths = np.array([len(i) if isinstance(i, tuple) else len(i.split()) + 2 for i in job.items], np.int32)
+        tokens = np.minimum(lengths, self.spec.max_length).astype(np.int32)
+        data = np.stack([self._vector(item) for item in job.items]) if job.items else np.zeros((0, self.spec.dims), np.float32)
+        if job.dimensions:
+            data = data[:, :job.dimensions] / np.linalg.norm(data[:, :job.dimensions], axis=1, keepdims=True)
+        return EmbedResult(
+            model=self.spec.id, data=data.astype(np.float32), rows=np.ones(len(job.items), np.int32), tokens=tokens,
+            truncated=tuple(np.flatnonzero(lengths > tokens).tolist()))
+
+    def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]:
+        return [self._split(text, max(tokens - 2, 1), overlap) for text in texts]
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    def close(self) -> None:
+        pass
+
+    def without_model(self) -> FakeClient:
+        return replace(self, spec=None)
+
+    def _vector(self, item: object) -> np.ndarray:
+        assert self.spec is not None
+        seed = int.from_bytes(hashlib.sha256(repr(item).encode("utf-8", "replace")).digest()[:8], "little")
+        vector = np.random.default_rng(seed).standard_normal(self.spec.dims).astype(np.float32)
+        return vector / np.linalg.norm(vector)
+
+    @staticmethod
+    def _split(text: str, words: int, overlap: int) -> list[Span]:
+        edges, at = [], 0
+        for word in text.split():
+            start = text.index(word, at)
+            at = start + len(word)
+            edges.append((start, at))
+        step = max(words - overlap, 1)
+        cuts = range(0, max(len(edges) - overlap, 1), step) if edges else ()
+        return [Span(edges[i][0], edges[min(i + words, len(edges)) - 1][1], min(words, len(edges) - i) + 2) for i in cuts]
