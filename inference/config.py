@@ -60,7 +60,7 @@ def parse_pooling(text: str) -> str:
     """The one spelling of a pooling mode: cls, mean, max or lasttoken."""
     name = text.strip().lower()
     if name == "none":
-        raise ValueError("`none` (one vector per token) is what multi-vector models do by themselves; for others choose cls, mean, max or last")
+        raise ValueError("`none` (one vector per token) is what multi-vector models do by themselves; choose cls, mean, max or last")
     if name not in POOLING:
         raise ValueError(f"expected one of {', '.join(POOLING)}")
     return POOLING[name]
@@ -91,20 +91,27 @@ class Settings:
     aliases: Mapping[str, str] = _setting(
         "MLXCEL_MODEL_ALIASES", dict, _aliases, "other names models answer to: alias=model, comma separated")
     models_dir: Path | None = _setting("MLXCEL_MODELS_DIR", None, Path, "a directory of model directories, by name or by org/name")
-    allow_download: bool = _setting("MLXCEL_ALLOW_DOWNLOAD", False, _bool, "fetch models that are not on this machine from the Hugging Face hub")
+    allow_download: bool = _setting(
+        "MLXCEL_ALLOW_DOWNLOAD", False, _bool, "fetch models that are not on this machine from the Hugging Face hub")
     backend: Backend = _setting(
-        "MLXCEL_BACKEND", "auto", _choice(*get_args(Backend)), "mlx (Metal, CUDA), host (CPU), or auto: mlx where it has a GPU, else host")
+        "MLXCEL_BACKEND", "auto", _choice(*get_args(Backend)),
+        "mlx (Metal, CUDA), host (CPU), or auto: mlx where it has a GPU, else host")
     threads: int = _setting("MLXCEL_THREADS", lambda: os.cpu_count() or 1, _number(int, 1), "worker threads of the host backend")
-    pooling: str | None = _setting("MLXCEL_EMBEDDING_POOLING", None, parse_pooling, "overrides the checkpoint's pooling: cls, mean, max, last")
+    pooling: str | None = _setting(
+        "MLXCEL_EMBEDDING_POOLING", None, parse_pooling, "overrides the checkpoint's pooling: cls, mean, max, last")
     normalize: float | None = _setting(
-        "MLXCEL_EMBEDDING_NORMALIZE", None, parse_normalize, "overrides the checkpoint's normalisation: -1 none, 0 int16, 1, 2 or another p")
+        "MLXCEL_EMBEDDING_NORMALIZE", None, parse_normalize,
+        "overrides the checkpoint's normalisation: -1 none, 0 int16, 1, 2 or another p")
     max_length: int | None = _setting("MLXCEL_EMBEDDING_MAX_LENGTH", None, _number(int, 1), "lowers the model's limit of tokens an item")
-    batch_tokens: int = _setting("MLXCEL_BATCH_TOKENS", 512, _number(int, 1), "tokens a forward pass takes at most (one longer item goes alone)")
+    batch_tokens: int | None = _setting(
+        "MLXCEL_BATCH_TOKENS", None, _number(int, 1),
+        "tokens a forward pass takes at most (one longer item goes alone); unset: 512 on host, 8192 on mlx")
     batch_size: int | None = _setting("MLXCEL_EMBEDDING_BATCH_SIZE", None, _number(int, 1), "items a forward pass takes at most")
     queue_depth: int = _setting(
         "MLXCEL_EMBEDDING_QUEUE_DEPTH", 64, _number(int, 1), "requests that may wait for a model; one more is answered 503")
     timeout: float = _setting(
-        "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", 120.0, _number(float, 0), "seconds a request may take before it is answered 504; 0 is the default")
+        "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", 120.0, _number(float, 0),
+        "seconds a request may take before it is answered 504; 0 is the default")
     cache_dir: Path = _setting(
         "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
         "where hashes of weight files and compiled kernels are kept")

@@ -52,6 +52,9 @@ class FakeClient:
     def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]:
         return [self._split(text, max(tokens - 2, 1), overlap) for text in texts]
 
+    def load(self) -> None:
+        pass
+
     def health(self) -> dict[str, Any]:
         return {"status": "ok"}
 

@@ -1,0 +1,131 @@
+"""From a checkpoint to something that runs: which family it is, what it promises, and the forward pass on a backend."""
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from . import families, ops
+from .batching import Batch
+from .checkpoint import Checkpoint
+from .config import Settings
+from .engine import Forward
+from .errors import CheckpointError, ConfigError
+from .tokenizer import Tokenizer
+from .weights import Weights, read_config
+from .wire import ModelSpec
+
+PACK_TOKENS = {"host": 512, "mlx": 8192}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint with its family's reading of config.json. Nothing is loaded."""
+
+    checkpoint: Checkpoint
+    family: ModuleType
+    config: Any
+    tokenizer: Tokenizer
+    spec: ModelSpec
+
+
+def choose_backend(settings: Settings) -> Literal["mlx", "host"]:
+    """`auto` is mlx on Apple silicon and where MLX was installed for CUDA, else host."""
+    if settings.backend != "auto":
+        if settings.backend == "mlx" and importlib.util.find_spec("mlx") is None:
+            raise ConfigError("MLXCEL_BACKEND=mlx, but mlx is not installed: pip install 'mlxcel[metal]', 'mlxcel[cuda]' or 'mlxcel[cpu]'")
+        return settings.backend
+    if importlib.util.find_spec("mlx") is None:
+        return "host"
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "mlx"
+    cuda = any((d.metadata["Name"] or "").lower().startswith("mlx-cuda") for d in importlib.metadata.distributions())
+    return "mlx" if cuda else "host"
+
+
+def embedding_family(checkpoint: Checkpoint) -> ModuleType:
+    """The family that embeds this checkpoint, or a CheckpointError that says why none does."""
+    name, architecture = checkpoint.model_type, checkpoint.architecture
+    if architecture.endswith("ForSequenceClassification"):
+        raise CheckpointError(
+            f"{checkpoint.root} is a reranker (architectures[0] is {architecture}), not an embedding checkpoint; "
+            "rerankers are named in MLXCEL_RERANKER_MODEL")
+    family = families.find(name)
+    if family is None:
+        layout = " (sentence-transformers pooling layout)" if checkpoint.pooling else ""
+        known = ", ".join(sorted(families.model_types()))
+        raise CheckpointError(f"{checkpoint.root}{layout}: model_type {name!r} has no embedding family here; known: {known}")
+    if not (checkpoint.pooling or "Pooling" in checkpoint.modules or architecture in family.ARCHITECTURES):
+        raise CheckpointError(
+            f"{checkpoint.root} is not an embedding checkpoint: architectures[0] is {architecture or 'missing'} and there is no pooling "
+            f"module; {name} embeds as {', '.join(family.ARCHITECTURES)}")
+    return family
+
+
+def open_checkpoint(checkpoint: Checkpoint, settings: Settings) -> Opened:
+    """Reads everything but the weights. Raises CheckpointError or ConfigError."""
+    family = embedding_family(checkpoint)
+    config = read_config(family.Config, dict(checkpoint.config))
+    tokenizer = Tokenizer(checkpoint.trunk)
+    limits = [checkpoint.length_limit, *([settings.max_length] if settings.max_length else [])]
+    if (own := getattr(config, "max_length", None)) is not None:
+        limits.append(own)
+    backend = choose_backend(settings)
+    configured = [alias for alias, target in settings.aliases.items() if target in (checkpoint.id, checkpoint.repo)]
+    aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
+    spec = ModelSpec(
+        id=checkpoint.id, aliases=tuple(aliases), kind="embedding", family=checkpoint.model_type, revision=checkpoint.revision,
+        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=config.hidden_size, max_length=min(limits),
+        vocab_size=checkpoint.config.get("vocab_size") or tokenizer.vocab_size,
+        pooling=settings.pooling or checkpoint.pooling or family.Model.pooling,
+        normalize=settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
+        prompts=checkpoint.prompts, backend=backend, precision=_precision(checkpoint, backend),
+        parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
+    return Opened(checkpoint, family, config, tokenizer, spec)
+
+
+def load(opened: Opened) -> Forward:
+    """Reads the weights. The returned function must be called on threads of this backend: for mlx, only the calling one."""
+    family, spec = opened.family, opened.spec
+    weights = Weights.open(opened.checkpoint.trunk, ops.backend(spec.backend)).strip(*family.PREFIXES)
+    model = family.Model(weights, opened.config)
+    weights.close(family.DROPPED)
+
+    def forward(sequences: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        batch = Batch.of(sequences)
+        return ops.numpy(ops.pool(model(batch), batch.segments, spec.pooling))[:, None]
+
+    return forward
+
+
+def _precision(checkpoint: Checkpoint, backend: str) -> str:
+    return "f32" if backend == "host" else max(_dtypes(checkpoint), default="f32", key=lambda d: _dtypes(checkpoint)[d]).lower()
+
+
+def _headers(file: Path) -> dict[str, Any]:
+    import json
+
+    with file.open("rb") as stream:
+        size = struct.unpack("<Q", stream.read(8))[0]
+        return {k: v for k, v in json.loads(stream.read(size)).items() if k != "__metadata__"}
+
+
+def _dtypes(checkpoint: Checkpoint) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for file in checkpoint.weight_files:
+        for entry in _headers(file).values():
+            found[entry["dtype"]] = found.get(entry["dtype"], 0) + int(np.prod(entry["shape"]))
+    return found
+
+
+def _parameters(checkpoint: Checkpoint) -> int:
+    return sum(_dtypes(checkpoint).values())
