@@ -171,7 +171,10 @@ def _modules(root: Path) -> list[dict[str, str]]:
     if raw.startswith(LFS_POINTER):
         raise _lfs_error(path)
     try:
-        modules = [{"type": str(m["type"]).rpartition(".")[2], "path": str(m.get("path", ""))} for m in json.loads(raw)]
+        listed = json.loads(raw)
+        if not isinstance(listed, list):
+            raise TypeError(f"a {type(listed).__name__}")
+        modules = [{"type": str(m["type"]).rpartition(".")[2], "path": str(m.get("path", ""))} for m in listed]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a list of modules with a type: {error!r}") from None
     for module in modules:

@@ -18,8 +18,8 @@ from .errors import CheckpointError
 from .wire import Span
 
 # Tokenizers read all of a text before anything is cut, and 1 MB without spaces takes 14 s. Texts are therefore cut in characters
-# first: at LIKELY per token, and where that turned out to be too few tokens, once more at MOST.
-LIKELY, MOST = 16, 64
+# first: at LEAST or LIKELY per token, and where that turned out to be too few tokens, once more at MOST.
+LEAST, LIKELY, MOST = 2_000, 16, 64
 BLOCK = 20_000                                     # characters tokenised at a time when a text is split into passages
 
 
@@ -66,14 +66,13 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], limit: int) -> list[Encoded]:
         """At most `limit` tokens each: cut on the right, keeping the special tokens that the tokenizer appends."""
-        cut = [text[:LIKELY * limit] for text in map(clean, texts)]
-        encodings = self._tokenizer.encode_batch_fast(cut)
-        return [
-            self._shorten(encoding, limit) if len(text) <= LIKELY * limit else self._encode_long(clean(text), limit)
-            for text, encoding in zip(texts, encodings, strict=True)]
+        likely = max(LEAST, LIKELY * limit)
+        texts = [clean(text) for text in texts]
+        encodings = iter(self._tokenizer.encode_batch_fast([text for text in texts if len(text) <= likely]))
+        return [self._shorten(next(encodings), limit) if len(text) <= likely else self._encode_long(text, limit, likely) for text in texts]
 
-    def _encode_long(self, text: str, limit: int) -> Encoded:
-        for characters in (LIKELY * limit, MOST * limit):
+    def _encode_long(self, text: str, limit: int, likely: int) -> Encoded:
+        for characters in (likely, max(LEAST, MOST * limit)):
             encoding = self._tokenizer.encode(text[:characters])
             words = [word for word in encoding.word_ids if word is not None]
             # The last word may have lost its tail; it must lie beyond the limit, or the cut changed what the model sees.
