@@ -1,0 +1,33 @@
+"""Model families. THE REGISTRY IS THE FOLDER: one file, one family; which `model_type`s it serves, the file says itself.
+
+A family file has MODEL_TYPES, ARCHITECTURES, PREFIXES, DROPPED, Config and Model, and may have heads beside the model.
+"""
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+from ..errors import CheckpointError
+
+
+@cache
+def registry() -> dict[str, ModuleType]:
+    """model_type -> family module, in the order of the files. Imports the families, and with them no backend."""
+    claimed: dict[str, ModuleType] = {}
+    for info in iter_modules(__path__):
+        module = import_module(f".{info.name}", __name__)
+        for model_type in module.MODEL_TYPES:
+            if model_type in claimed:
+                raise RuntimeError(f"model_type {model_type!r} is claimed by both {claimed[model_type].__name__} and {module.__name__}")
+            claimed[model_type] = module
+    return claimed
+
+
+def find(model_type: str) -> ModuleType:
+    """The family of a `model_type`, whatever its case; CheckpointError for one that no file claims."""
+    family = registry().get(model_type.lower())
+    if family is None:
+        raise CheckpointError(f"no family serves model_type {model_type!r}; known: {', '.join(sorted(registry()))}")
+    return family

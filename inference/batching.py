@@ -1,0 +1,183 @@
+"""What a pack is: token ids laid end to end and the segments they fall into. Plain numpy; backends keep what they derive beside it.
+
+T counts all real tokens of a pack, B its segments. Nothing here pads, and nothing here knows a backend.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .errors import CheckpointError
+
+
+class Memo:
+    """Things derived once per pack (index arrays, masks, device copies of a table), kept on what they derive from.
+
+    Not locked: a pack belongs to the one thread that runs it.
+    """
+
+    def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        kept: dict[Hashable, Any] = self.__dict__.setdefault("_memo", {})
+        if key not in kept:
+            kept[key] = build()
+        return kept[key]
+
+
+@dataclass(eq=False)
+class Segments(Memo):
+    """Which rows belong together for attention and pooling: sequences of a batch, windows of an image, frames.
+
+    lengths [B]: rows of each segment, all at least 1.
+    parent  [B]: the segment whose rows stand before this one's keys (a shared prefix), -1 for none. One level deep, and
+                 exact for causal models only: a prefix does not see what follows it.
+    hidden  [T] bool: rows that are computed but that nobody attends to.
+    """
+
+    lengths: np.ndarray
+    parent: np.ndarray | None = None
+    hidden: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.lengths = np.asarray(self.lengths, np.int32)
+        if self.lengths.ndim != 1 or not len(self.lengths) or self.lengths.min() < 1:
+            raise ValueError(f"segment lengths must be a list of numbers that are at least 1, not {self.lengths.tolist()}")
+        if self.parent is not None:
+            self.parent = np.asarray(self.parent, np.int32)
+            if self.parent.shape != self.lengths.shape:
+                raise ValueError(f"{len(self.lengths)} segments have {self.parent.size} parents")
+            named = self.parent[self.parent >= 0]
+            if self.parent.max() >= len(self.lengths) or (self.parent[named] >= 0).any() or (self.parent == np.arange(len(self.lengths))).any():
+                raise ValueError(f"parents {self.parent.tolist()} must name segments that have no parent themselves, or be -1")
+        if self.hidden is not None:
+            self.hidden = np.asarray(self.hidden, bool)
+            if self.hidden.shape != (self.total,):
+                raise ValueError(f"{self.hidden.size} hidden flags for {self.total} rows")
+
+    @property
+    def count(self) -> int:
+        """B"""
+        return len(self.lengths)
+
+    @property
+    def total(self) -> int:
+        """T"""
+        return int(self.starts[-1])
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """[B + 1] int32: segment b is rows starts[b] to starts[b + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+
+    @property
+    def first(self) -> np.ndarray:
+        """[B] the first row of each segment."""
+        return self.starts[:-1]
+
+    @property
+    def last(self) -> np.ndarray:
+        """[B] the last row of each segment."""
+        return self.starts[1:] - 1
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """[B] int32: the position of each segment's first row, which is the length of its parent."""
+        if self.parent is None:
+            return np.zeros(self.count, np.int32)
+        return np.where(self.parent >= 0, self.lengths[self.parent], 0).astype(np.int32)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """[T] int32: place within the segment, counted on from the parent's end."""
+        inside = np.arange(self.total, dtype=np.int32) - np.repeat(self.first, self.lengths)
+        return inside + np.repeat(self.offsets, self.lengths)
+
+    def rows(self, b: int) -> slice:
+        """The rows of segment b."""
+        return slice(int(self.starts[b]), int(self.starts[b + 1]))
+
+    def keys(self, b: int) -> slice | np.ndarray:
+        """The rows whose keys and values segment b may see, in order of position: its parent's, then its own."""
+        if self.parent is None or self.parent[b] < 0:
+            return self.rows(b)
+        prefix = self.rows(int(self.parent[b]))
+        return np.concatenate([np.arange(prefix.start, prefix.stop), np.arange(self.starts[b], self.starts[b + 1])])
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """A kind of rotation. Equal specs share one table per pack.
+
+    dim:   how many of a head's components rotate; fewer than the head's width leaves the rest as they are.
+    theta: base of the geometric series of frequencies.
+    """
+
+    dim: int
+    theta: float
+
+    @classmethod
+    def of(cls, dim: int, theta: float, scaling: Mapping[str, Any] | None = None) -> RopeSpec:
+        """From config.json. `scaling` is its `rope_scaling` or `rope_parameters`, whose type must be known."""
+        scaling = scaling or {}
+        kind = scaling.get("rope_type", scaling.get("type")) or "default"
+        if kind not in ROPE_TYPES:
+            raise CheckpointError(f"rope_type {kind!r} is not implemented; known: {', '.join(ROPE_TYPES)}")
+        return ROPE_TYPES[kind](dim, float(scaling.get("rope_theta") or theta), scaling)
+
+    def __post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2 or not self.theta > 0:
+            raise CheckpointError(f"a rotation of {self.dim} components with theta {self.theta}: expected an even number and a theta above 0")
+
+    def frequencies(self) -> np.ndarray:
+        """[dim / 2] float64, radians per position."""
+        return self.theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+
+    def table(self, segments: Segments) -> Rope:
+        """The rotation of every row of a pack."""
+        angles = segments.positions[:, None] * self.frequencies()
+        return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+
+ROPE_TYPES: dict[str, Callable[[int, float, Mapping[str, Any]], RopeSpec]] = {
+    "default": lambda dim, theta, scaling: RopeSpec(dim, theta),
+}
+"""`rope_type` of config.json -> spec. Another kind is a subclass of RopeSpec with its own `frequencies` or `table`, and a line here."""
+
+
+@dataclass(eq=False)
+class Rope(Memo):
+    """cos, sin: [T, dim / 2] f32."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+@dataclass(eq=False)
+class Batch(Memo):
+    """ids: [T] int32. type_ids: [T] int32, zeros where the tokenizer sends none."""
+
+    ids: np.ndarray
+    segments: Segments
+    type_ids: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]] | None = None) -> Batch:
+        """One segment a sequence; none may be empty."""
+        segments = Segments(np.array([len(s) for s in sequences], np.int32))
+        ids = np.concatenate(sequences).astype(np.int32)
+        if type_ids is None:
+            return cls(ids, segments, np.zeros_like(ids))
+        if [len(t) for t in type_ids] != segments.lengths.tolist():
+            raise ValueError(f"type ids of lengths {[len(t) for t in type_ids]} for sequences of lengths {segments.lengths.tolist()}")
+        return cls(ids, segments, np.concatenate(type_ids).astype(np.int32))
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[T] int32"""
+        return self.segments.positions
+
+    def rope(self, spec: RopeSpec) -> Rope:
+        return self.memo(spec, lambda: spec.table(self.segments))

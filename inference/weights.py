@@ -1,0 +1,186 @@
+"""Weights are asked for by the checkpoint's own names and with the shapes the config promises; what nobody asked for and
+nobody dropped is an error. So a checkpoint that loads is the checkpoint the family file describes.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import CheckpointError
+from .ops import Embedding, Linear, Linears, Norm, Tensor
+
+C = TypeVar("C")
+SKIPPED = ("consolidated.safetensors", "adapter_model.safetensors")
+"""Another copy of the weights in another layout, and changes to weights that stand elsewhere."""
+
+
+def read_config(cls: type[C], raw: Mapping[str, Any]) -> C:
+    """The fields of the dataclass `cls` out of config.json, with their types checked; null means the default.
+
+    `cls.rename(raw)`, where there is one, settles older spellings first.
+    """
+    raw = cls.rename(raw) if hasattr(cls, "rename") else raw
+    types, values = get_type_hints(cls), {}
+    for f in fields(cls):                                                                          # type: ignore[arg-type]
+        value = raw.get(f.name)
+        if value is None:
+            if f.default is MISSING and f.default_factory is MISSING:
+                raise CheckpointError(f"config.json lacks {f.name!r} ({_spell(types[f.name])})")
+            continue
+        if not _fits(value, types[f.name]):
+            raise CheckpointError(f"config.json: {f.name} is {value!r}; expected {_spell(types[f.name])}")
+        values[f.name] = float(value) if types[f.name] is float else value
+    return cls(**values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if isinstance(value, bool):
+        return kind in (bool, Any)
+    kind = get_origin(kind) or kind
+    return kind is Any or isinstance(value, (int, float) if kind is float else list if kind is tuple else kind)
+
+
+def _spell(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", list: "a list", tuple: "a list", dict: "an object"}
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_spell(one) for one in get_args(kind) if one is not NoneType)
+    return names.get(get_origin(kind) or kind, str(kind))
+
+
+class Weights:
+    """Named tensors of one checkpoint on one backend. `at()` narrows the names; all narrowed views share one ledger.
+
+    group_size: that of a quantised checkpoint's config, used where `<name>.scales` stands beside a weight.
+    """
+
+    def __init__(self, tensors: dict[str, Any], backend: ModuleType, group_size: int = 64) -> None:
+        self._tensors, self._backend, self._group_size = tensors, backend, group_size
+        self._used: set[str] = set()
+        self._prefix = ""
+
+    @classmethod
+    def open(cls, folder: Path, backend: ModuleType, group_size: int = 64) -> Weights:
+        """All `*.safetensors` of a folder, then those of its immediate sub-folders under `<folder>.` (1_Dense.linear.weight).
+
+        CheckpointError where there are none, where a file is damaged, or where two files hold one name.
+        """
+        top, below = _files(folder, "*.safetensors"), _files(folder, "[!.]*/*.safetensors")
+        if not top:
+            raise CheckpointError(_nothing(folder))
+        tensors: dict[str, Any] = {}
+        origin: dict[str, Path] = {}
+        for path in top + below:
+            prefix = "" if path.parent == folder else f"{path.parent.name}."
+            for name, entry in backend.load(path).items():
+                full = prefix + name
+                if full in tensors:
+                    raise CheckpointError(f"{full} stands in both {origin[full].name} and {path.name} of {path.parent}; remove the file that does not belong")
+                tensors[full], origin[full] = entry, path
+        return cls(tensors, backend, group_size)
+
+    # ---- settling names: once, before a family asks
+
+    def rename(self, change: Callable[[str], str]) -> Weights:
+        """Every name through `change`; two names that become one are an error."""
+        renamed: dict[str, Any] = {}
+        for name, entry in self._tensors.items():
+            new = change(name)
+            if new in renamed:
+                raise CheckpointError(f"two tensors would be called {new!r}, one of them {name!r}")
+            renamed[new] = entry
+        self._tensors = renamed
+        return self
+
+    def strip(self, *prefixes: str) -> Weights:
+        """`bert.encoder...` and `encoder...` are one checkpoint, exported by two programs."""
+        pattern = re.compile("^(?:%s)" % "|".join(map(re.escape, prefixes))) if prefixes else re.compile("(?!)")
+        return self.rename(lambda name: pattern.sub("", name))
+
+    def at(self, scope: str) -> Weights:
+        view = object.__new__(Weights)
+        view.__dict__ = self.__dict__ | {"_prefix": f"{self._prefix}{scope}."}
+        return view
+
+    # ---- handing out
+
+    def has(self, name: str) -> bool:
+        return self._prefix + name in self._tensors
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """The tensor on the backend; CheckpointError where it is missing or not of the shape the config promises."""
+        full = self._prefix + name
+        if full not in self._tensors:
+            near = get_close_matches(full, self._tensors, 3, 0.5)
+            raise CheckpointError(f"the checkpoint has no {full!r}; nearest: {', '.join(near) or 'nothing like it'}")
+        entry = self._tensors[full]
+        if shape is not None and tuple(entry.shape) != shape:
+            raise CheckpointError(f"{full} has shape {list(entry.shape)}; the config promises {list(shape)}")
+        self._used.add(full)
+        return self._backend.read(entry)
+
+    def _weight(self, name: str, rows: int, width: int) -> tuple[Tensor, tuple[Tensor, Tensor, int, int] | None]:
+        """[rows, width], or its packed words with (scales, biases, bits, group size); bits follow from the shapes."""
+        if not self.has(f"{name}.scales"):
+            return self.tensor(f"{name}.weight", (rows, width)), None
+        groups = (rows, width // self._group_size)
+        scales, biases, words = self.tensor(f"{name}.scales", groups), self.tensor(f"{name}.biases", groups), self.tensor(f"{name}.weight")
+        bits, rest = divmod(32 * words.shape[-1], width)
+        if rest or bits not in (2, 4, 8) or words.shape[0] != rows:
+            raise CheckpointError(f"{self._prefix}{name}.weight packs [{rows}, {width}] into {list(words.shape)} words; known: 2, 4 and 8 bits")
+        return words, (scales, biases, bits, self._group_size)
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Linear:
+        """`<name>.weight` [outputs, inputs] and, if `bias`, `<name>.bias` [outputs]."""
+        weight, quantised = self._weight(name, outputs, inputs)
+        return self._backend.Linear(weight, self.tensor(f"{name}.bias", (outputs,)) if bias else None, quantised)
+
+    def linears(self, *names: str, inputs: int, outputs: int | tuple[int, ...], bias: bool = True) -> Linears:
+        """Several projections of one input, called together; `outputs` is one width for all or one for each."""
+        widths = (outputs,) * len(names) if isinstance(outputs, int) else outputs
+        return self._backend.Linears([self.linear(name, inputs, width, bias=bias) for name, width in zip(names, widths, strict=True)])
+
+    def embedding(self, name: str, rows: int, width: int) -> Embedding:
+        """`<name>.weight` [rows, width]"""
+        return self._backend.Embedding(*self._weight(name, rows, width))
+
+    def layer_norm(self, name: str, width: int, eps: float, *, bias: bool = True) -> Norm:
+        """`<name>.weight` [width] and, if `bias`, `<name>.bias` [width]."""
+        return self._backend.LayerNorm(self.tensor(f"{name}.weight", (width,)), self.tensor(f"{name}.bias", (width,)) if bias else None, eps)
+
+    def rms_norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> Norm:
+        """`<name>.weight` [width]; offset 1.0 is Gemma's `1 + weight`."""
+        return self._backend.RMSNorm(self.tensor(f"{name}.weight", (width,)), eps, offset)
+
+    # ---- strict at the end
+
+    def close(self, dropped: Iterable[str] = ()) -> None:
+        """`dropped`: regular expressions for names a family has no use for. Only what nobody asked for is judged by them,
+        so a classifier may take what the plain model drops."""
+        patterns = [re.compile(p) for p in dropped]
+        left = sorted(name for name in self._tensors.keys() - self._used if not any(p.search(name) for p in patterns))
+        if left:
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            raise CheckpointError(f"the model has no use for {', '.join(left[:8])}{more} of the checkpoint: it is not the architecture its config names")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if path.name not in SKIPPED)
+
+
+def _nothing(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a directory"
+    if (folder / "adapter_model.safetensors").exists():
+        return f"{folder} holds a LoRA adapter (adapter_model.safetensors) without its base model's weights"
+    older = sorted(path.name for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.h5", "*.gguf", "*.onnx") for path in folder.glob(pattern))
+    if older:
+        return (f"{folder} holds {', '.join(older[:3])} and no *.safetensors: convert it, e.g. with transformers "
+                f"`AutoModel.from_pretrained(...).save_pretrained(..., safe_serialization=True)`, or choose a revision that has them")
+    return f"{folder} holds no *.safetensors; found: {', '.join(sorted(path.name for path in folder.iterdir())[:8]) or 'nothing'}"
