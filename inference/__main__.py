@@ -140,7 +140,7 @@ def _arch(options: argparse.Namespace) -> int:
     known = [
         {"family": name, "kind": "embedding", "model_types": list(module.MODEL_TYPES), "architectures": list(module.ARCHITECTURES),
          "pooling": module.Model.pooling, "about": (module.__doc__ or "").strip().splitlines()[0]}
-        for name, module in sorted(families.modules().items())]
+        for module in dict.fromkeys(families.registry().values()) for name in [module.__name__.rpartition(".")[2]]]
     settings = Settings.from_env()
     backend = choose_backend(settings)
     if options.json:

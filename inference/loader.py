@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from .tokenizer import Tokenizer
 from .weights import Weights, read_config
 from .wire import ModelSpec
 
+Backend = Literal["mlx", "host"]
+Pooling = Literal["cls", "mean", "max", "lasttoken"]
 PACK_TOKENS = {"host": 512, "mlx": 8192}
 
 
@@ -35,10 +37,12 @@ class Opened:
     family: ModuleType
     config: Any
     tokenizer: Tokenizer
+    backend: Backend
+    pooling: Pooling
     spec: ModelSpec
 
 
-def choose_backend(settings: Settings) -> Literal["mlx", "host"]:
+def choose_backend(settings: Settings) -> Backend:
     """`auto` is mlx on Apple silicon and where MLX was installed for CUDA, else host."""
     if settings.backend != "auto":
         if settings.backend == "mlx" and importlib.util.find_spec("mlx") is None:
@@ -59,11 +63,11 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
         raise CheckpointError(
             f"{checkpoint.root} is a reranker (architectures[0] is {architecture}), not an embedding checkpoint; "
             "rerankers are named in MLXCEL_RERANKER_MODEL")
-    family = families.find(name)
+    family = families.registry().get(name)
     if family is None:
-        layout = " (sentence-transformers pooling layout)" if checkpoint.pooling else ""
-        known = ", ".join(sorted(families.model_types()))
-        raise CheckpointError(f"{checkpoint.root}{layout}: model_type {name!r} has no embedding family here; known: {known}")
+        layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "not a checkpoint known here:"
+        known = ", ".join(sorted(families.registry()))
+        raise CheckpointError(f"{checkpoint.root} is {layout} model_type {name!r} has no embedding family; known: {known}")
     if not (checkpoint.pooling or "Pooling" in checkpoint.modules or architecture in family.ARCHITECTURES):
         raise CheckpointError(
             f"{checkpoint.root} is not an embedding checkpoint: architectures[0] is {architecture or 'missing'} and there is no pooling "
@@ -80,29 +84,30 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings) -> Opened:
     if (own := getattr(config, "max_length", None)) is not None:
         limits.append(own)
     backend = choose_backend(settings)
+    pooling = cast(Pooling, settings.pooling or checkpoint.pooling or family.Model.pooling)
     configured = [alias for alias, target in settings.aliases.items() if target in (checkpoint.id, checkpoint.repo)]
     aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
     spec = ModelSpec(
         id=checkpoint.id, aliases=tuple(aliases), kind="embedding", family=checkpoint.model_type, revision=checkpoint.revision,
         weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=config.hidden_size, max_length=min(limits),
         vocab_size=checkpoint.config.get("vocab_size") or tokenizer.vocab_size,
-        pooling=settings.pooling or checkpoint.pooling or family.Model.pooling,
+        pooling=pooling,
         normalize=settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
         prompts=checkpoint.prompts, backend=backend, precision=_precision(checkpoint, backend),
         parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
-    return Opened(checkpoint, family, config, tokenizer, spec)
+    return Opened(checkpoint, family, config, tokenizer, backend, pooling, spec)
 
 
 def load(opened: Opened) -> Forward:
     """Reads the weights. The returned function must be called on threads of this backend: for mlx, only the calling one."""
-    family, spec = opened.family, opened.spec
-    weights = Weights.open(opened.checkpoint.trunk, ops.backend(spec.backend)).strip(*family.PREFIXES)
+    family = opened.family
+    weights = Weights.open(opened.checkpoint.trunk, ops.backend(opened.backend)).strip(*family.PREFIXES)
     model = family.Model(weights, opened.config)
     weights.close(family.DROPPED)
 
     def forward(sequences: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         batch = Batch.of(sequences)
-        return ops.numpy(ops.pool(model(batch), batch.segments, spec.pooling))[:, None]
+        return list(ops.numpy(ops.pool(model(batch), batch.segments, opened.pooling))[:, None])
 
     return forward
 

@@ -30,7 +30,7 @@ def embed(client, items=TEXTS, **options):
 def test_result(client):
     result = embed(client)
     assert result.data.shape == (3, 384) and result.data.dtype == np.float32
-    assert result.rows.tolist() == [1, 1, 1] and result.tokens.tolist() == [8, 8, 7] and result.truncated == () and not result.errors
+    assert result.rows.tolist() == [1, 1, 1] and result.tokens.tolist() == [8, 9, 8] and result.truncated == () and not result.errors
     assert [v.shape for v in result.vectors()] == [(1, 384)] * 3
 
 
