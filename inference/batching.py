@@ -50,7 +50,7 @@ class Segments(Memo):
             if self.parent.shape != self.lengths.shape:
                 raise ValueError(f"{len(self.lengths)} segments have {self.parent.size} parents")
             named = self.parent[self.parent >= 0]
-            if self.parent.max() >= len(self.lengths) or (self.parent[named] >= 0).any() or (self.parent == np.arange(len(self.lengths))).any():
+            if self.parent.max() >= len(self.lengths) or (self.parent[named] >= 0).any():
                 raise ValueError(f"parents {self.parent.tolist()} must name segments that have no parent themselves, or be -1")
         if self.hidden is not None:
             self.hidden = np.asarray(self.hidden, bool)
@@ -92,8 +92,7 @@ class Segments(Memo):
     @cached_property
     def positions(self) -> np.ndarray:
         """[T] int32: place within the segment, counted on from the parent's end."""
-        inside = np.arange(self.total, dtype=np.int32) - np.repeat(self.first, self.lengths)
-        return inside + np.repeat(self.offsets, self.lengths)
+        return np.arange(self.total, dtype=np.int32) - np.repeat(self.first - self.offsets, self.lengths)
 
     def rows(self, b: int) -> slice:
         """The rows of segment b."""
@@ -129,7 +128,7 @@ class RopeSpec:
 
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2 or not self.theta > 0:
-            raise CheckpointError(f"a rotation of {self.dim} components with theta {self.theta}: expected an even number and a theta above 0")
+            raise CheckpointError(f"a rotation of {self.dim} components with theta {self.theta}: expected an even number and theta > 0")
 
     def frequencies(self) -> np.ndarray:
         """[dim / 2] float64, radians per position."""
@@ -180,4 +179,5 @@ class Batch(Memo):
         return self.segments.positions
 
     def rope(self, spec: RopeSpec) -> Rope:
-        return self.memo(spec, lambda: spec.table(self.segments))
+        table: Rope = self.memo(spec, lambda: spec.table(self.segments))
+        return table

@@ -24,7 +24,8 @@ def read_config(cls: type[C], raw: Mapping[str, Any]) -> C:
 
     `cls.rename(raw)`, where there is one, settles older spellings first.
     """
-    raw = cls.rename(raw) if hasattr(cls, "rename") else raw
+    rename: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = getattr(cls, "rename", None)
+    raw = rename(raw) if rename else raw
     types, values = get_type_hints(cls), {}
     for f in fields(cls):                                                                          # type: ignore[arg-type]
         value = raw.get(f.name)
@@ -48,7 +49,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _spell(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", list: "a list", tuple: "a list", dict: "an object"}
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", list: "a list", tuple: "a list",
+             dict: "an object"}
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_spell(one) for one in get_args(kind) if one is not NoneType)
     return names.get(get_origin(kind) or kind, str(kind))
@@ -81,7 +83,8 @@ class Weights:
             for name, entry in backend.load(path).items():
                 full = prefix + name
                 if full in tensors:
-                    raise CheckpointError(f"{full} stands in both {origin[full].name} and {path.name} of {path.parent}; remove the file that does not belong")
+                    raise CheckpointError(
+                        f"{full} stands in both {origin[full].name} and {path.name} of {path.parent}: remove the file that does not belong")
                 tensors[full], origin[full] = entry, path
         return cls(tensors, backend, group_size)
 
@@ -100,8 +103,7 @@ class Weights:
 
     def strip(self, *prefixes: str) -> Weights:
         """`bert.encoder...` and `encoder...` are one checkpoint, exported by two programs."""
-        pattern = re.compile("^(?:%s)" % "|".join(map(re.escape, prefixes))) if prefixes else re.compile("(?!)")
-        return self.rename(lambda name: pattern.sub("", name))
+        return self.rename(lambda name: next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name))
 
     def at(self, scope: str) -> Weights:
         view = object.__new__(Weights)
@@ -130,7 +132,8 @@ class Weights:
         if not self.has(f"{name}.scales"):
             return self.tensor(f"{name}.weight", (rows, width)), None
         groups = (rows, width // self._group_size)
-        scales, biases, words = self.tensor(f"{name}.scales", groups), self.tensor(f"{name}.biases", groups), self.tensor(f"{name}.weight")
+        scales, biases = self.tensor(f"{name}.scales", groups), self.tensor(f"{name}.biases", groups)
+        words = self.tensor(f"{name}.weight")
         bits, rest = divmod(32 * words.shape[-1], width)
         if rest or bits not in (2, 4, 8) or words.shape[0] != rows:
             raise CheckpointError(f"{self._prefix}{name}.weight packs [{rows}, {width}] into {list(words.shape)} words; known: 2, 4 and 8 bits")
@@ -139,24 +142,32 @@ class Weights:
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Linear:
         """`<name>.weight` [outputs, inputs] and, if `bias`, `<name>.bias` [outputs]."""
         weight, quantised = self._weight(name, outputs, inputs)
-        return self._backend.Linear(weight, self.tensor(f"{name}.bias", (outputs,)) if bias else None, quantised)
+        linear: Linear = self._backend.Linear(weight, self._bias(name, outputs, bias), quantised)
+        return linear
+
+    def _bias(self, name: str, width: int, wanted: bool) -> Tensor | None:
+        return self.tensor(f"{name}.bias", (width,)) if wanted else None
 
     def linears(self, *names: str, inputs: int, outputs: int | tuple[int, ...], bias: bool = True) -> Linears:
         """Several projections of one input, called together; `outputs` is one width for all or one for each."""
         widths = (outputs,) * len(names) if isinstance(outputs, int) else outputs
-        return self._backend.Linears([self.linear(name, inputs, width, bias=bias) for name, width in zip(names, widths, strict=True)])
+        linears: Linears = self._backend.Linears([self.linear(n, inputs, width, bias=bias) for n, width in zip(names, widths, strict=True)])
+        return linears
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
         """`<name>.weight` [rows, width]"""
-        return self._backend.Embedding(*self._weight(name, rows, width))
+        embedding: Embedding = self._backend.Embedding(*self._weight(name, rows, width))
+        return embedding
 
     def layer_norm(self, name: str, width: int, eps: float, *, bias: bool = True) -> Norm:
         """`<name>.weight` [width] and, if `bias`, `<name>.bias` [width]."""
-        return self._backend.LayerNorm(self.tensor(f"{name}.weight", (width,)), self.tensor(f"{name}.bias", (width,)) if bias else None, eps)
+        norm: Norm = self._backend.LayerNorm(self.tensor(f"{name}.weight", (width,)), self._bias(name, width, bias), eps)
+        return norm
 
     def rms_norm(self, name: str, width: int, eps: float, *, offset: float = 0.0) -> Norm:
         """`<name>.weight` [width]; offset 1.0 is Gemma's `1 + weight`."""
-        return self._backend.RMSNorm(self.tensor(f"{name}.weight", (width,)), eps, offset)
+        norm: Norm = self._backend.RMSNorm(self.tensor(f"{name}.weight", (width,)), eps, offset)
+        return norm
 
     # ---- strict at the end
 
@@ -167,7 +178,7 @@ class Weights:
         left = sorted(name for name in self._tensors.keys() - self._used if not any(p.search(name) for p in patterns))
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-            raise CheckpointError(f"the model has no use for {', '.join(left[:8])}{more} of the checkpoint: it is not the architecture its config names")
+            raise CheckpointError(f"the model has no use for {', '.join(left[:8])}{more}: the checkpoint is not what its config says")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -179,7 +190,7 @@ def _nothing(folder: Path) -> str:
         return f"{folder} is not a directory"
     if (folder / "adapter_model.safetensors").exists():
         return f"{folder} holds a LoRA adapter (adapter_model.safetensors) without its base model's weights"
-    older = sorted(path.name for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.h5", "*.gguf", "*.onnx") for path in folder.glob(pattern))
+    older = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".gguf", ".onnx"))
     if older:
         return (f"{folder} holds {', '.join(older[:3])} and no *.safetensors: convert it, e.g. with transformers "
                 f"`AutoModel.from_pretrained(...).save_pretrained(..., safe_serialization=True)`, or choose a revision that has them")

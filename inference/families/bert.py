@@ -35,7 +35,7 @@ class Config:
         if self.position_embedding_type != "absolute":
             raise CheckpointError(f"config.json: position_embedding_type is {self.position_embedding_type!r}; expected 'absolute'")
         if self.hidden_size % self.num_attention_heads:
-            raise CheckpointError(f"config.json: hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}")
+            raise CheckpointError(f"config.json: hidden_size {self.hidden_size} cannot be cut into {self.num_attention_heads} heads")
 
 
 class Embeddings:

@@ -68,7 +68,8 @@ def _of(x: Tensor) -> ModuleType:
     try:
         return _BACKENDS[type(x)]
     except KeyError:
-        raise TypeError(f"{type(x).__name__} is not a tensor of an open backend; open: {', '.join(m.__name__ for m in _BACKENDS.values())}") from None
+        known = ", ".join(module.__name__.rpartition(".")[2] for module in _BACKENDS.values()) or "none"
+        raise TypeError(f"{type(x).__name__} is not a tensor of an open backend; open: {known}") from None
 
 
 # ---- pointwise
@@ -117,7 +118,8 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def split(x: Tensor, parts: int) -> tuple[Tensor, ...]:
     """[T, parts * D] -> parts x [T, D]"""
-    return _of(x).split(x, parts)
+    pieces: tuple[Tensor, ...] = _of(x).split(x, parts)
+    return pieces
 
 
 def concat(*parts: Tensor) -> Tensor:
@@ -179,4 +181,5 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 def numpy(x: Tensor) -> np.ndarray:
     """The way out: evaluated, f32, host memory."""
-    return _of(x).numpy(x)
+    array: np.ndarray = _of(x).numpy(x)
+    return array

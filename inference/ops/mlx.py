@@ -29,7 +29,8 @@ def prepare() -> None:
 
 def load(path: Path) -> dict[str, mx.array]:
     read_header(path)                                      # says what is wrong with a damaged file
-    return mx.load(str(path))
+    tensors: dict[str, mx.array] = mx.load(str(path))              # type: ignore[assignment]
+    return tensors
 
 
 def read(x: mx.array) -> mx.array:
@@ -186,7 +187,8 @@ class Layout:
 
 
 def _layout(segments: Segments) -> Layout:
-    return segments.memo("mlx", lambda: _build_layout(segments))
+    layout: Layout = segments.memo("mlx", lambda: _build_layout(segments))
+    return layout
 
 
 def _build_layout(segments: Segments) -> Layout:

@@ -7,6 +7,7 @@ the same to the bit whatever stands beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +53,7 @@ class Linears:
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         edges = np.cumsum([0, *(len(part.weight) for part in parts)]).tolist()
-        self.parts = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        self.parts = [slice(a, b) for a, b in pairwise(edges)]
         bias = None
         if any(part.bias is not None for part in parts):
             bias = np.concatenate([np.zeros(len(part.weight), F32) if part.bias is None else part.bias for part in parts])
@@ -69,7 +70,7 @@ class Embedding:
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         check_ids(ids, len(self.weight))
-        return self.weight[ids]
+        return np.take(self.weight, ids, 0)
 
     def logits(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
         return matmul(x, self(np.asarray(ids)))
@@ -91,7 +92,7 @@ def heads(x: np.ndarray, count: int) -> np.ndarray:
 
 
 def rows(x: np.ndarray, index: np.ndarray) -> np.ndarray:
-    return x[index]
+    return np.take(x, index, 0)
 
 
 def put(x: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -108,9 +109,9 @@ def put_add(x: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def pool(x: np.ndarray, segments: Segments, mode: str) -> np.ndarray:
     if mode in ("cls", "lasttoken"):
-        return x[segments.first if mode == "cls" else segments.last]
+        return np.take(x, segments.first if mode == "cls" else segments.last, 0)
     if mode == "max":
-        return np.maximum.reduceat(x, segments.first)
+        return np.asarray(np.maximum.reduceat(x, segments.first))
     out = np.empty((segments.count, x.shape[-1]), F32)
     for b in range(segments.count):
         np.mean(x[segments.rows(b)], 0, out=out[b])
@@ -118,7 +119,8 @@ def pool(x: np.ndarray, segments: Segments, mode: str) -> np.ndarray:
 
 
 def l2_normalize(x: np.ndarray) -> np.ndarray:
-    return x / np.maximum(np.sqrt(np.sum(x * x, -1, keepdims=True)), F32(1e-9))
+    length = np.sqrt(np.sum(x * x, -1, keepdims=True))
+    return np.asarray(x / np.maximum(length, F32(1e-9)))
 
 
 def numpy(x: np.ndarray) -> np.ndarray:

@@ -26,7 +26,8 @@ def rope(x: np.ndarray, table: Rope) -> np.ndarray:
     return out
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: Segments, causal: bool, window: int | None, scale: float) -> np.ndarray:
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: Segments,
+              causal: bool, window: int | None, scale: float) -> np.ndarray:
     out = np.empty(q.shape, F32)
     groups = q.shape[1] // k.shape[1]
     for b in range(segments.count):

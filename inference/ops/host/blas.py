@@ -3,7 +3,8 @@
 A BLAS picks its inner loop by the shape of the whole product and by where a row falls inside it, and the loops add in different
 orders. Measured with numpy's OpenBLAS 0.3.31, one thread, one row repeated M times, all of its copies compared:
 its SkylakeX kernels give a row one result from a least M on (2 for MiniLM's 1536 x 384, 4 at 384 x 384, 19 at 64 x 64), up to
-M = 2400; its Haswell kernels give three, by the row's place modulo 12 and by whether it stands in the last M % 12 rows, at any M.
+M = 2400; its Haswell kernels, which every processor without AVX-512 gets, give three: in the last M % 12 rows two others than
+before them, and in some columns another for every second six rows, at any M. Eight rows at a time, they too are stable.
 So nothing is assumed: the first product with a weight's shape measures which way of calling is stable, and later ones use it.
 """
 from __future__ import annotations
@@ -58,7 +59,8 @@ def _measure(outputs: int, inputs: int) -> Call:
 
     reference = results(_LARGE[-1])
     if all(map(uniform, reference)):
-        unlike = [m for m in (*_SMALL, *_LARGE) if not all(np.array_equal(y, want[:m]) for y, want in zip(results(m), reference, strict=True))]
+        unlike = [m for m in (*_SMALL, *_LARGE)
+                  if not all(np.array_equal(y, want[:m]) for y, want in zip(results(m), reference, strict=True))]
         if max(unlike, default=0) < _SMALL[-1]:
             return Call(rows=max(unlike, default=0) + 1)
     return Call(block=next((m for m in _BLOCKS if all(map(uniform, results(m)))), 1))
@@ -68,10 +70,12 @@ def matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """x @ weight.T, a new array: [T, K], [N, K] -> [T, N] f32. A row's bits depend on that row and the weight alone."""
     call, count = stable(*weight.shape), len(x)
     if call.block is None:
-        return x @ weight.T if count >= call.rows else (_padded(x, call.rows) @ weight.T)[:count]
+        y: np.ndarray = np.matmul(x if count >= call.rows else _padded(x, call.rows), weight.T)
+        return y[:count]
     whole = -(-count // call.block) * call.block
     blocks = (x if whole == count else _padded(x, whole)).reshape(-1, call.block, x.shape[1])
-    return (blocks @ weight.T).reshape(whole, len(weight))[:count]
+    y = np.matmul(blocks, weight.T)
+    return y.reshape(whole, len(weight))[:count]
 
 
 def _padded(x: np.ndarray, rows: int) -> np.ndarray:

@@ -90,11 +90,11 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, F32(0))
+    return np.asarray(np.maximum(x, F32(0)))
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
-    return np.tanh(np.ascontiguousarray(x))
+    return np.asarray(np.tanh(np.ascontiguousarray(x)))
 
 
 class LayerNorm:

@@ -30,4 +30,6 @@ def dequantize(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits:
     """MLX's affine packing, `bits`-wide unsigned ints inside uint32 words, lowest first: [N, words] -> [N, K] f32."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     q = ((weight[..., None] >> shifts) & np.uint32(2 ** bits - 1)).reshape(len(weight), -1, group_size).astype(F32)
-    return (q * scales[..., None] + biases[..., None]).reshape(len(weight), -1)
+    q *= scales[..., None]
+    q += biases[..., None]
+    return q.reshape(len(weight), -1)
