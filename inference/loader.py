@@ -65,7 +65,7 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
             "rerankers are named in MLXCEL_RERANKER_MODEL")
     family = families.registry().get(name)
     if family is None:
-        layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "not a checkpoint known here:"
+        layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "of an unknown kind:"
         known = ", ".join(sorted(families.registry()))
         raise CheckpointError(f"{checkpoint.root} is {layout} model_type {name!r} has no embedding family; known: {known}")
     if not (checkpoint.pooling or "Pooling" in checkpoint.modules or architecture in family.ARCHITECTURES):

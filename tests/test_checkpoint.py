@@ -56,7 +56,8 @@ def test_pooling(folder, config, mode):
 
 
 @pytest.mark.parametrize("config, part", [
-    ({"pooling_mode": "attention"}, "'attention'"), ({"pooling_mode": 3}, "3"), ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+    ({"pooling_mode": "attention"}, "'attention'"), ({"pooling_mode": 3}, "3"),
+    ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
     ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"), ({"include_prompt": False}, "include_prompt"),
     ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "pooling_mode_cls_token, pooling_mode_mean_tokens")])
 def test_poolings_that_are_refused_by_name(folder, config, part):

@@ -26,7 +26,8 @@ def test_values(name, text, field, value):
     ("MLXCEL_BACKEND", "cuda", "auto, mlx, host"), ("MLXCEL_THREADS", "0", "at least 1"), ("MLXCEL_THREADS", "two", "whole number"),
     ("MLXCEL_EMBEDDING_POOLING", "none", "one vector per token"), ("MLXCEL_EMBEDDING_POOLING", "attention", "cls"),
     ("MLXCEL_EMBEDDING_NORMALIZE", "-2", "at least -1"), ("MLXCEL_EMBEDDING_NORMALIZE", "nan", "at least"),
-    ("MLXCEL_EMBEDDING_NORMALIZE", "0.5", "p-norm"), ("MLXCEL_ALLOW_DOWNLOAD", "maybe", "true"), ("MLXCEL_MODEL_ALIASES", "a", "alias=model")])
+    ("MLXCEL_EMBEDDING_NORMALIZE", "0.5", "p-norm"), ("MLXCEL_ALLOW_DOWNLOAD", "maybe", "true"),
+    ("MLXCEL_MODEL_ALIASES", "a", "alias=model")])
 def test_errors_name_the_setting_the_value_and_what_is_accepted(name, text, part):
     with pytest.raises(ConfigError) as error:
         Settings.from_env({name: text})

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -66,8 +67,8 @@ def test_a_text_cut_in_characters_reports_at_least(tokenizer):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["a", "antidisestablishmentarianism", "日本語", "x" * 120, "é", "ß", "?!", "\n", "\u3000"]), min_size=1, max_size=400),
-       st.integers(4, 24))
+@given(st.lists(st.sampled_from(["a", "antidisestablishmentarianism", "日本語", "x" * 120, "é", "ß", "?!", "\n", "\u3000"]), min_size=1,
+                max_size=400), st.integers(4, 24))
 def test_cutting_characters_first_changes_no_id(tokenizer, words, limit):
     text = " ".join(words)
     encoded, = tokenizer.encode([text], limit)
@@ -83,15 +84,15 @@ def test_surrogates(tokenizer):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["alpha", "beta", "gamma", "internationalization", "delta.", "epsilon,", "zeta\n\n"]), min_size=1, max_size=300),
-       st.integers(12, 64), st.integers(0, 5))
+@given(st.lists(st.sampled_from(["alpha", "beta", "gamma", "internationalization", "delta.", "epsilon,", "zeta\n\n"]), min_size=1,
+                max_size=300), st.integers(12, 64), st.integers(0, 5))
 def test_passages_cover_the_text_and_fit(tokenizer, pieces, tokens, overlap):
     text = " ".join(pieces)
     spans = tokenizer.split(text, tokens, overlap)
     counts = tokenizer.count([text[s.start:s.end] for s in spans])
     assert all(count <= tokens for count in counts) and [s.tokens for s in spans] == counts
     assert spans[0].start == 0 and not text[spans[-1].end:].strip()
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in pairwise(spans):
         assert before.start < after.start and before.end < after.end
         assert not text[before.end:after.start].strip()
     for span in spans:
@@ -123,7 +124,7 @@ def test_blank_text_has_no_passage(tokenizer):
 
 
 def test_no_tokenizer(tmp_path, data):
-    with pytest.raises(CheckpointError, match="no tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         Tokenizer(tmp_path)
     shutil.copy(data / "checkpoints" / "_traps" / "git-lfs-pointers" / "tokenizer.json", tmp_path)
     with pytest.raises(CheckpointError, match="git-lfs pointer"):
