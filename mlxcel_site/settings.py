@@ -111,6 +111,12 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "mlxcel",
     "DESCRIPTION": "Embeddings and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: point any OpenAI client at `/v1`.",
     "VERSION": "0.1.0",
+    "TAGS": [
+        {"name": "Embeddings", "description": "Texts into vectors."},
+        {"name": "Collections", "description": "Stored documents, and search over them."},
+        {"name": "Models", "description": "What is served."},
+        {"name": "Health", "description": "For load balancers and supervisors."},
+    ],
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PUBLIC": True,
