@@ -1,19 +1,41 @@
-"""The Django project's settings. Everything an operator may change comes from the environment."""
+"""The Django project's settings. Everything an operator may change comes from the environment; the defaults are fit for production on one
+machine. What concerns models is read in `inference/config.py` instead."""
 from __future__ import annotations
 
 from pathlib import Path
 
 import environ
 
+from . import logs
+from .secret_key import secret_key
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
+# Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
-VAR_DIR.mkdir(parents=True, exist_ok=True)
+VAR_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-SECRET_KEY = env.str("DJANGO_SECRET_KEY", default="development-only-" + "0" * 40)
+SECRET_KEY = env.str("DJANGO_SECRET_KEY", default="") or secret_key(VAR_DIR / "secret_key")
 DEBUG = env.bool("DJANGO_DEBUG", default=False)
-ALLOWED_HOSTS = env.list("DJANGO_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]", "testserver"])
+ALLOWED_HOSTS = env.list("DJANGO_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.list("DJANGO_CSRF_TRUSTED_ORIGINS", default=[])
+
+# DJANGO_HTTPS=1: people reach this server through a proxy that speaks TLS and sets X-Forwarded-Proto.
+HTTPS = env.bool("DJANGO_HTTPS", default=False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_HSTS_SECONDS = 365 * 24 * 3600 if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
+SECURE_REDIRECT_EXEMPT = [r"^(v1/)?health(/ready)?/?$"]
+X_FRAME_OPTIONS = "DENY"
+
+# Who may call the API (mlxcel_site/auth.py) and what it accepts (embeddings/parsing.py).
+API_KEYS = env.str("MLXCEL_API_KEYS", default="")
+API_KEY_FILE = env.str("MLXCEL_API_KEY_FILE", default="")
+STRICT_FIELDS = env.bool("MLXCEL_STRICT_FIELDS", default=False)
+ACCEPT_ANY_MODEL = env.bool("MLXCEL_ACCEPT_ANY_MODEL", default=False)
+DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024 * 1024
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -32,6 +54,9 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django_structlog.middlewares.RequestMiddleware",
+    "mlxcel_site.middleware.TrailingSlash",
+    "mlxcel_site.auth.ApiKeyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -63,10 +88,54 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")]
 
-DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024 * 1024
+# Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = "static/"
-STATIC_ROOT = VAR_DIR / "static"
+STATIC_ROOT = env.str("DJANGO_STATIC_ROOT", default="") or None
+WHITENOISE_USE_FINDERS = True
+
+REST_FRAMEWORK = {
+    "DEFAULT_PARSER_CLASSES": ["mlxcel_site.codec.JSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["mlxcel_site.codec.JSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "mlxcel_site.codec.Negotiation",
+    "DEFAULT_AUTHENTICATION_CLASSES": [],       # mlxcel_site.auth.ApiKeyMiddleware guards all routes
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "mlxcel_site.errors.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "mlxcel",
+    "DESCRIPTION": "Embeddings and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: point any OpenAI client at `/v1`.",
+    "VERSION": "0.1.0",
+    "TAGS": [
+        {"name": "Embeddings", "description": "Texts into vectors."},
+        {"name": "Collections", "description": "Stored documents, and search over them."},
+        {"name": "Models", "description": "What is served."},
+        {"name": "Health", "description": "For load balancers and supervisors."},
+    ],
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PUBLIC": True,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {
+        "deepLinking": True, "persistAuthorization": True, "displayRequestDuration": True, "tryItOutEnabled": True,
+        "defaultModelsExpandDepth": -1, "docExpansion": "list"},
+    "APPEND_COMPONENTS": {"securitySchemes": {"key": {
+        "type": "http", "scheme": "bearer", "description": "An API key, where the server has any. `X-Api-Key` and `Api-Key` do as well."}}},
+    "SECURITY": [{"key": []}],
+    "POSTPROCESSING_HOOKS": ["mlxcel_site.schema.complete"],
+}
+
+LOGGING = logs.configure(
+    level=env.str("MLXCEL_LOG_LEVEL", default="INFO").upper(), json=env.str("MLXCEL_LOG_FORMAT", default="console") == "json")
+DJANGO_STRUCTLOG_STATUS_START_LOG_LEVEL = 10     # DEBUG: a request is one line, when it is answered
+DJANGO_STRUCTLOG_STATUS_4XX_LOG_LEVEL = 20
+DJANGO_STRUCTLOG_USER_ID_FIELD = ""
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True

@@ -1,4 +1,22 @@
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
+from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from .errors import handler400, handler403, handler404, handler500  # noqa: F401  Django looks for them here
+from .views import Health, Models, OneModel, Ready, home
+
+urlpatterns = [
+    path("", home, name="home"),
+    path("", include("embeddings.urls")),
+    path("v1/models", Models.as_view()),
+    path("v1/models/<path:model>", OneModel.as_view()),
+    path("models", Models.as_view(schema=None)),
+    path("models/<path:model>", OneModel.as_view(schema=None)),
+    path("health", Health.as_view()),
+    path("health/ready", Ready.as_view()),
+    path("v1/health", Health.as_view(schema=None)),
+    path("v1/health/ready", Ready.as_view(schema=None)),
+    path("openapi.json", SpectacularJSONAPIView.as_view(), name="schema"),
+    path("docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("admin/", admin.site.urls),
+]

@@ -1,0 +1,69 @@
+"""Results into the bodies that clients expect. Vectors stay numpy until they are bytes."""
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rest_framework.response import Response
+
+from inference.wire import EmbedResult
+
+from .models import Collection
+from .parsing import EmbedRequest
+
+if TYPE_CHECKING:
+    from .search import SearchResult
+
+
+def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
+    """OpenAI's list. A vector is a list of numbers, or base64 of its little-endian float32 bytes; of a multi-vector model it is a list of rows,
+    or base64 of all rows and their `shape`."""
+    encode = {"float": _floats, "base64": _base64}[request.encoding_format]
+    data = np.ascontiguousarray(result.data, dtype="<f4")
+    ends = np.cumsum(result.rows)
+    vectors = [data[end - rows:end] if result.multi_vector else data[end - 1] for end, rows in zip(ends, result.rows, strict=True)]
+    tokens = int(result.tokens.sum())
+    body = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, **encode(vector)} for i, vector in enumerate(vectors)],
+        "model": result.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    if not result.truncated:
+        return Response(body)
+    body["usage"]["truncated_inputs"] = len(result.truncated)  # type: ignore[index]
+    return Response(body, headers={"x-truncated-inputs": str(len(result.truncated))})
+
+
+def _floats(vector: np.ndarray) -> dict[str, Any]:
+    return {"embedding": vector}
+
+
+def _base64(vector: np.ndarray) -> dict[str, Any]:
+    encoded = {"embedding": b64encode(vector.tobytes()).decode("ascii")}
+    return {**encoded, "shape": list(vector.shape)} if vector.ndim == 2 else encoded
+
+
+def render_collection(collection: Collection) -> dict[str, Any]:
+    """`documents` is an annotation of the query (see views)."""
+    space = collection.space
+    return {
+        "id": collection.name, "object": "collection", "created": int(collection.created_at.timestamp()),
+        "updated": int(collection.updated_at.timestamp()), "documents": collection.document_count,  # type: ignore[attr-defined]
+        "model": space.model_id, "dims": space.dims, "pooling": space.pooling, "normalize": space.normalize, "max_length": space.max_length,
+        "multi_vector": space.multi_vector, "fingerprint": space.fingerprint, "document_prompt": space.document_prompt,
+        "query_prompt": collection.query_prompt, "split_tokens": collection.split_tokens, "split_overlap": collection.split_overlap,
+    }
+
+
+def render_hits(collection: Collection, result: SearchResult, *, include_text: bool) -> Response:
+    """Best first. `id` is the document's own id; `part`, `start` and `end` are the passage that matched best."""
+    return Response({
+        "object": "list", "collection": collection.name, "model": collection.space.model_id, "exact": result.exact,
+        "data": [{
+            "id": hit.external_id, "score": hit.score, "part": hit.part, "start": hit.start, "end": hit.end,
+            **({"text": hit.text} if include_text else {}), "metadata": hit.metadata,
+        } for hit in result.hits],
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+    })

@@ -1,0 +1,47 @@
+"""The routes of embeddings and collections: parse, call, render."""
+from __future__ import annotations
+
+from django.db.models import Count
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from inference.client import get_client
+
+from . import schema
+from .models import Collection
+from .parsing import find_collection, parse_embed, parse_search
+from .rendering import render_collection, render_embeddings, render_hits
+from .search import search
+
+
+class Embeddings(APIView):
+    @schema.create_embeddings
+    def post(self, request: Request) -> Response:
+        client = get_client()
+        wanted = parse_embed(request.data, client)
+        return render_embeddings(wanted, client.embed(wanted.job()))
+
+
+class Collections(APIView):
+    @schema.list_collections
+    def get(self, request: Request) -> Response:
+        found = Collection.objects.select_related("space").annotate(document_count=Count("documents")).order_by("name")
+        return Response({"object": "list", "data": [render_collection(collection) for collection in found]})
+
+
+class OneCollection(APIView):
+    @schema.retrieve_collection
+    def get(self, request: Request, name: str) -> Response:
+        collection = find_collection(name)
+        collection.document_count = collection.documents.count()  # type: ignore[attr-defined]
+        return Response(render_collection(collection))
+
+
+class Search(APIView):
+    @schema.search_collection
+    def post(self, request: Request, name: str) -> Response:
+        collection = find_collection(name)
+        wanted = parse_search(request.data)
+        result = search(collection, wanted.query, client=get_client(), limit=wanted.limit, filter=wanted.filter, include_text=wanted.include_text)
+        return render_hits(collection, result, include_text=wanted.include_text)

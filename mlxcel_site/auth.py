@@ -1,0 +1,85 @@
+"""API keys: who may call. A set of keys; an empty set lets everyone in. The admin has its own login."""
+from __future__ import annotations
+
+import csv
+import hmac
+import io
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponseBase
+
+from inference.errors import ConfigError, Unauthorized
+
+from .errors import respond
+
+PUBLIC = {"/", "/health", "/v1/health", "/docs", "/openapi.json", "/favicon.ico"}
+PAGES = ("/admin", "/static/")
+HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
+
+
+class ApiKeys:
+    """A set of keys that does not show them."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._keys = tuple({key.encode("utf-8", "surrogateescape") for key in keys})
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} API keys>"
+
+    def admits(self, presented: bytes) -> bool:
+        """Compares with every key in full, so that the time taken says nothing about any of them."""
+        return sum([hmac.compare_digest(key, presented) for key in self._keys]) > 0
+
+
+def load_keys(listed: str = "", file: str | Path = "") -> ApiKeys:
+    """Keys of MLXCEL_API_KEYS (`listed`: one CSV row, fields taken as they are, `"` quotes a field that holds a comma) and of
+    MLXCEL_API_KEY_FILE (`file`: one key a line, taken as it is; empty lines and lines that begin with # are skipped).
+
+    Raises ConfigError where a source is given and holds no key: a server must not open up because of an empty file."""
+    keys: list[str] = []
+    if listed:
+        try:
+            found = [key for row in csv.reader(io.StringIO(listed, newline=""), strict=True) for key in row if key]
+        except csv.Error as error:
+            raise ConfigError(f"MLXCEL_API_KEYS is not a CSV row: {error}", param="MLXCEL_API_KEYS") from None
+        if not found:
+            raise ConfigError("MLXCEL_API_KEYS is set but holds no key; unset it to serve without keys", param="MLXCEL_API_KEYS")
+        keys += found
+    if file:
+        try:
+            lines = Path(file).read_bytes().decode("utf-8", "surrogateescape").split("\n")
+        except OSError as error:
+            raise ConfigError(f"MLXCEL_API_KEY_FILE={str(file)!r} cannot be read: {error.strerror}", param="MLXCEL_API_KEY_FILE") from None
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"MLXCEL_API_KEY_FILE={str(file)!r} holds no key", param="MLXCEL_API_KEY_FILE")
+        if any(line.endswith("\r") for line in found):
+            warnings.warn(f"{file} has Windows line ends; the carriage return is part of each key", stacklevel=2)
+        keys += found
+    return ApiKeys(keys)
+
+
+def presented(request: HttpRequest) -> bytes:
+    """What the caller shows: `Authorization`, else `X-Api-Key`, else `Api-Key`; a leading `Bearer ` is not part of it."""
+    shown = next((value for name in HEADERS if (value := request.headers.get(name))), "")
+    return (shown[7:] if shown[:7].lower() == "bearer " else shown).encode("latin-1", "replace")
+
+
+class ApiKeyMiddleware:
+    """Everything needs a key except PUBLIC, the admin and static files, and the preflight of browsers (OPTIONS)."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+        self.keys = load_keys(settings.API_KEYS, settings.API_KEY_FILE)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        path = request.path_info
+        if not self.keys or path in PUBLIC or path.startswith(PAGES) or request.method == "OPTIONS" or self.keys.admits(presented(request)):
+            return self.get_response(request)
+        return respond(Unauthorized("Invalid API Key"))

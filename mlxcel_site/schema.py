@@ -1,0 +1,82 @@
+"""The OpenAPI document: what drf-spectacular finds, completed by the named components and the one error body."""
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+
+from embeddings.schema import SCHEMAS
+
+STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
+MODEL = {
+    "type": "object",
+    "required": ["id", "object", "created", "owned_by"],
+    "properties": {
+        "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": {"const": "mlxcel"},
+        "aliases": {"type": "array", "items": {"type": "string"}, "description": "Other names it answers to."},
+        "capabilities": {"type": "array", "items": {"type": "string", "enum": ["embedding", "rerank", "images", "multi_vector", "instructions"]}},
+        "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed"]},
+        "meta": {"type": "object", "additionalProperties": True,
+                 "description": "family, dims, max_length, vocab_size, pooling, normalize, multi_vector, prompts, backend, precision, "
+                                "parameters, size (bytes), revision"},
+    }}
+MODELS = {"type": "object", "required": ["object", "data"],
+          "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
+ERROR = {
+    "type": "object", "required": ["error", "detail"],
+    "properties": {
+        "error": {
+            "type": "object", "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"}, "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
+                "code": {"type": ["string", "integer", "null"]}}},
+        "detail": {"type": "string", "description": "The message once more."}}}
+
+ERRORS: dict[int, tuple[str, str, str]] = {
+    400: ("BadRequest", "The request cannot be understood.", "`dimensions` must be between 1 and 384 for this model, got 1000"),
+    401: ("Unauthorized", "No API key, or one the server does not know.", "Invalid API Key"),
+    404: ("NotFound", "No such thing.", "there is no collection `books`"),
+    409: ("Conflict", "The collection's model is not served.", "the model of this collection is not served"),
+    413: ("TooLarge", "The body is over 64 MiB.", "Request body too large."),
+    500: ("ServerError", "Something failed inside.", "internal server error; the log has it under the id in x-request-id"),
+    501: ("NotImplemented", "No model of this kind is served. Not worth a retry.", "This server does not support embeddings."),
+    503: ("Busy", "Too many requests are waiting, or the model is loading. `Retry-After` says when to come back.",
+          "All slots are busy. Please try again later."),
+    504: ("TimedOut", "The request took too long. Not worth a retry.", "Embedding request timed out. Please try again later."),
+}
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "invalid_request_error",
+         500: "server_error", 501: "not_implemented", 503: "server_busy", 504: "server_timeout"}
+HEADERS = {
+    503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
+    501: {"x-should-retry": {"schema": {"const": "false"}}},
+    504: {"x-should-retry": {"schema": {"const": "false"}}},
+}
+
+list_models = extend_schema(operation_id="listModels", summary="List the served models", tags=["Models"],
+                            responses={200: {"$ref": "#/components/schemas/ModelList"}})
+retrieve_model = extend_schema(operation_id="retrieveModel", summary="One served model", tags=["Models"],
+                               responses={200: {"$ref": "#/components/schemas/Model"}}, extensions={"x-errors": [404]})
+health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[], responses={200: STATUS})
+ready = extend_schema(operation_id="ready", summary="Whether every configured model can be used", tags=["Health"],
+                      responses={200: STATUS}, extensions={"x-errors": [503]})
+
+
+def _error_response(status: int) -> dict[str, Any]:
+    _, description, message = ERRORS[status]
+    example = {"error": {"message": message, "type": TYPES[status], "param": None, "code": 401 if status == 401 else None}, "detail": message}
+    return {"description": description, "headers": HEADERS.get(status, {}),
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}, "example": example}}}
+
+
+def complete(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where a key is asked for, and 500."""
+    components = result["components"]
+    components.setdefault("schemas", {}).update({**SCHEMAS, "Model": MODEL, "ModelList": MODELS, "Error": ERROR})
+    components["responses"] = {ERRORS[status][0]: _error_response(status) for status in sorted(ERRORS)}
+    for path in result["paths"].values():
+        for operation in path.values():
+            statuses = {*operation.pop("x-errors", ()), 500, *([401] if any(operation.get("security", ())) else [])}
+            for status in sorted(statuses):
+                operation["responses"][str(status)] = {"$ref": f"#/components/responses/{ERRORS[status][0]}"}
+    return result
