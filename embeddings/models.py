@@ -1,6 +1,8 @@
 """Collections, their documents and the vectors of their passages. Rows are the truth; search files are derived from them."""
 from __future__ import annotations
 
+import uuid
+
 from django.core.validators import RegexValidator
 from django.db import models
 
@@ -28,13 +30,17 @@ class Collection(models.Model):
     """Documents embedded into one vector space, and how their texts are made."""
 
     name = models.CharField(max_length=100, unique=True, validators=[
-        RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", "use letters, digits, dots, dashes and underscores, and begin with a letter or digit")])
+        RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z",
+                       "use letters, digits, dots, dashes and underscores, and begin with a letter or digit")])
+    token = models.UUIDField(default=uuid.uuid4, editable=False, help_text="marks search files as this collection's")
     space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="collections")
+    model_source = models.CharField(max_length=1024, blank=True, help_text="the name or directory its model was loaded by")
     query_prompt = models.TextField(blank=True, help_text="text put before every query")
     id_field = models.CharField(max_length=255, blank=True, help_text="field of the source that holds the external id; empty: _id or id")
     text_fields = models.JSONField(default=list, help_text="fields of the source joined by a space into the text")
     split_tokens = models.PositiveIntegerField(default=0, help_text="tokens a passage; 0: a document is one passage")
     split_overlap = models.PositiveIntegerField(default=0, help_text="tokens neighbouring passages share")
+    blank = models.CharField(max_length=8, default="skip", help_text="documents without visible text: skip, embed or fail")
     generation = models.PositiveBigIntegerField(default=0, help_text="grows with every write; search files carry it")
     deletions = models.PositiveBigIntegerField(default=0, help_text="grows whenever passages are removed")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -49,7 +55,7 @@ class Document(models.Model):
     external_id = models.CharField(max_length=512)
     text = models.TextField(blank=True)
     metadata = models.JSONField(default=dict, blank=True)
-    content_hash = models.CharField(max_length=64, help_text="sha256 of the text")
+    content_hash = models.CharField(max_length=64, help_text="sha256 of the text, hex")
     split = models.CharField(max_length=32, help_text="how the stored passages were cut: none, or tokens:overlap")
     tokens = models.PositiveIntegerField(default=0, help_text="tokens embedded, over all passages")
     truncated = models.BooleanField(default=False, help_text="some passage was longer than the model's limit")
@@ -71,7 +77,8 @@ class Passage(models.Model):
     Rows are never updated in place: a new vector is a new row with a larger id, which is what search files are extended by.
     """
 
-    document = models.ForeignKey(Document, on_delete=models.CASCADE, related_name="passages")
+    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="passages", db_index=False)
+    document = models.ForeignKey(Document, on_delete=models.CASCADE, related_name="passages", db_index=False)
     space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="passages")
     part = models.PositiveIntegerField(default=0, help_text="0, 1, 2 ... within the document")
     start = models.PositiveIntegerField(default=0, help_text="first character")
@@ -84,6 +91,7 @@ class Passage(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["document", "space", "part"], name="one_passage_per_part_and_space")]
+        indexes = [models.Index(fields=["collection", "id"], name="passages_in_write_order")]
 
     def __str__(self) -> str:
         return f"{self.document_id}#{self.part}"

@@ -1,0 +1,222 @@
+"""The documents of a collection as they stand in the database: made, replaced and removed in whole transactions.
+
+Writers of one collection take turns on its row, so passage ids grow in the order of commits: search files are
+extended by "id greater than".
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+
+from django.core.exceptions import ValidationError
+from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db.models import F
+from django.utils import timezone
+from numpy.typing import NDArray
+
+from inference.errors import Conflict, InvalidRequest, NotFound
+
+from . import spaces, vectors
+from .models import Collection, Document, Passage, VectorSpace
+
+T = TypeVar("T")
+
+IN_LIST = 500        # ids looked up by one query
+
+
+@dataclass(frozen=True, slots=True)
+class NewPassage:
+    """Characters [start, end) of the text and their vector, [rows, dims]."""
+
+    start: int
+    end: int
+    tokens: int
+    vector: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewDocument:
+    external_id: str
+    text: str
+    passages: Sequence[NewPassage]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What of a stored document tells whether it is up to date."""
+
+    pk: int
+    content_hash: str
+    split: str
+    metadata: dict[str, Any]
+
+
+def content_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def split_name(collection: Collection) -> str:
+    """How the collection cuts its documents, as a document records it."""
+    return f"{collection.split_tokens}:{collection.split_overlap}" if collection.split_tokens else "none"
+
+
+def get(name: str) -> Collection:
+    try:
+        return Collection.objects.select_related("space").get(name=name)
+    except Collection.DoesNotExist:
+        raise NotFound(f"There is no collection {name!r}", code="collection_not_found") from None
+
+
+def find(name: str) -> Collection | None:
+    return Collection.objects.select_related("space").filter(name=name).first()
+
+
+def create(name: str, space: VectorSpace, **options: Any) -> Collection:
+    """A new, empty collection on `space`, which need not be saved. Raises InvalidRequest for a bad name, Conflict for a taken one."""
+    try:
+        Collection(name=name).clean_fields(exclude=["space"])
+    except ValidationError as error:
+        raise InvalidRequest(f"Collection name {name!r}: {' '.join(error.messages)}", param="collection") from None
+    with transaction.atomic():
+        defaults = {name: getattr(space, name) for name in (*spaces.FIELDS, "revision")}
+        saved, _ = VectorSpace.objects.get_or_create(fingerprint=space.fingerprint, defaults=defaults)
+        collection, made = Collection.objects.get_or_create(name=name, defaults={"space": saved, **options})
+    if not made:
+        raise Conflict(f"There already is a collection {name!r}", code="collection_exists")
+    return collection
+
+
+def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]:
+    """What is stored under these ids; ids without a document are absent."""
+    rows: dict[str, Held] = {}
+    for ids in _batches(external_ids, IN_LIST):
+        for external_id, *rest in Document.objects.filter(collection=collection, external_id__in=ids).values_list(
+                "external_id", "pk", "content_hash", "split", "metadata"):
+            rows[external_id] = Held(*rest)
+    return rows
+
+
+def upsert(collection: Collection, documents: Sequence[NewDocument]) -> int:
+    """Stores the documents with their passages, replacing those of the same id, in one transaction. Repeating it changes nothing.
+
+    Returns how many were written; those that another writer stored identically in the meantime are left alone.
+    Raises Conflict for vectors of another width than the collection's space, ValueError for numbers that are not finite.
+    """
+    if not documents:
+        return 0
+    space, split = collection.space, split_name(collection)
+    dtype = vectors.MULTI if space.multi_vector else vectors.SINGLE
+    hashes = {document.external_id: content_hash(document.text) for document in documents}
+    encoded = {document.external_id: [_encode(space, passage.vector, dtype) for passage in document.passages] for document in documents}
+    with transaction.atomic():
+        _lock(collection)
+        stored = held(collection, hashes)
+        changed = [d for d in documents if _differs(stored.get(d.external_id), hashes[d.external_id], split, d.metadata)]
+        if not changed:
+            return 0
+        now = timezone.now()
+        replaced = [stored[d.external_id].pk for d in changed if d.external_id in stored]
+        removed = _delete_passages(replaced)
+        rows = Document.objects.bulk_create(
+            [Document(
+                collection=collection, external_id=d.external_id, text=d.text, metadata=d.metadata, content_hash=hashes[d.external_id],
+                split=split, tokens=sum(p.tokens for p in d.passages), truncated=d.truncated, updated_at=now) for d in changed],
+            update_conflicts=True, unique_fields=["collection", "external_id"],
+            update_fields=["text", "metadata", "content_hash", "split", "tokens", "truncated", "updated_at"])
+        Passage.objects.bulk_create([
+            Passage(collection=collection, document=row, space=space, part=part, start=p.start, end=p.end, tokens=p.tokens,
+                    rows=v.rows, dims=v.dims, dtype=v.dtype, vector=v.data)
+            for row, d in zip(rows, changed, strict=True)
+            for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))])
+        _bump(collection, removed)
+    return len(changed)
+
+
+def relabel(collection: Collection, metadata: dict[str, dict[str, Any]]) -> int:
+    """New metadata for documents whose text stays. Returns how many there were."""
+    if not metadata:
+        return 0
+    with transaction.atomic():
+        _lock(collection)
+        rows = list(Document.objects.filter(collection=collection, external_id__in=metadata).only("pk", "external_id"))
+        for row in rows:
+            row.metadata, row.updated_at = metadata[row.external_id], timezone.now()
+        Document.objects.bulk_update(rows, ["metadata", "updated_at"], batch_size=200)
+        _bump(collection, 0)
+    return len(rows)
+
+
+def delete(collection: Collection, external_ids: Iterable[str]) -> int:
+    """Removes documents with their passages. Returns how many there were."""
+    count = 0
+    for ids in _batches(external_ids, IN_LIST):
+        with transaction.atomic():
+            _lock(collection)
+            rows = Document.objects.filter(collection=collection, external_id__in=ids)
+            count += _delete_documents(collection, list(rows.values_list("pk", flat=True)))
+    return count
+
+
+def prune(collection: Collection, keep: Container[str], *, dry_run: bool = False) -> int:
+    """Removes every document whose id is not in `keep`. Returns how many."""
+    gone = [id for id in Document.objects.filter(collection=collection).values_list("external_id", flat=True) if id not in keep]
+    return len(gone) if dry_run else delete(collection, gone)
+
+
+def drop(collection: Collection) -> int:
+    """Removes a collection and everything in it. Returns how many documents it had."""
+    with transaction.atomic():
+        _lock(collection)
+        Passage.objects.filter(collection=collection)._raw_delete(using=DEFAULT_DB_ALIAS)
+        count = Document.objects.filter(collection=collection)._raw_delete(using=DEFAULT_DB_ALIAS)
+        space = collection.space
+        collection.delete()
+        if not space.collections.exists():
+            space.delete()
+    return count
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _differs(stored: Held | None, hash: str, split: str, metadata: dict[str, Any]) -> bool:
+    return stored is None or (stored.content_hash, stored.split, stored.metadata) != (hash, split, metadata)
+
+
+def _encode(space: VectorSpace, vector: NDArray[Any], dtype: str) -> vectors.Stored:
+    stored = vectors.encode(vector, dtype)
+    if stored.dims != space.dims or (stored.rows > 1 and not space.multi_vector):
+        raise Conflict(f"The space holds {'rows' if space.multi_vector else 'single vectors'} of {space.dims} dimensions, "
+                       f"found {stored.rows} x {stored.dims}", code="fingerprint_mismatch")
+    return stored
+
+
+def _lock(collection: Collection) -> None:
+    if not Collection.objects.select_for_update().filter(pk=collection.pk, space=collection.space_id).exists():
+        raise Conflict(f"Collection {collection.name!r} was deleted in the meantime", code="collection_not_found")
+
+
+def _bump(collection: Collection, deletions: int) -> None:
+    Collection.objects.filter(pk=collection.pk).update(
+        generation=F("generation") + 1, deletions=F("deletions") + deletions, updated_at=timezone.now())
+
+
+def _delete_passages(documents: Sequence[int]) -> int:
+    return sum(Passage.objects.filter(document__in=pks)._raw_delete(using=DEFAULT_DB_ALIAS) for pks in _batches(documents, IN_LIST))
+
+
+def _delete_documents(collection: Collection, documents: Sequence[int]) -> int:
+    if not documents:
+        return 0
+    removed = _delete_passages(documents)
+    count = Document.objects.filter(pk__in=documents)._raw_delete(using=DEFAULT_DB_ALIAS)
+    _bump(collection, removed)
+    return count
