@@ -8,13 +8,14 @@ from typing import Any, Protocol, cast
 
 from .config import Settings
 from .errors import ConfigError
-from .wire import EmbedJob, EmbedResult, Kind, ModelSpec, Span
+from .wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
 
 class InferenceClient(Protocol):
     """Every method may be called from any thread.
 
     embed      raises InvalidRequest, NotLoaded, Busy, TimedOut or InferenceFailed; blocks until all items are done
+    rerank     likewise
     describe   None: no model of this kind, or none that answers to `model`. Needs no loaded model
     split      passages of at most `tokens` tokens, special ones included, neighbours sharing about `overlap`: [[Span, ...], ...] by text
     load       opens every configured model now instead of at its first use; raises what keeps one from opening
@@ -24,6 +25,7 @@ class InferenceClient(Protocol):
     def models(self) -> list[ModelSpec]: ...
     def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None: ...
     def embed(self, job: EmbedJob) -> EmbedResult: ...
+    def rerank(self, job: RerankJob) -> RerankResult: ...
     def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "",
               model: str | None = None) -> list[list[Span]]: ...
     def load(self) -> None: ...

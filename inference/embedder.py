@@ -12,7 +12,7 @@ from . import loader, normalize
 from .config import Settings
 from .engine import Engine
 from .errors import InvalidRequest
-from .loader import Opened
+from .opened import Opened
 from .tokenizer import Encoded
 from .wire import EmbedJob, EmbedResult, Item, ModelSpec, Span
 
@@ -25,11 +25,7 @@ class Embedder:
         self._tokenizer = opened.tokenizer
         self._lock = threading.Lock()
         self._tokenize_seconds = self._encode_seconds = 0.0
-        backend = opened.spec.backend
-        self.engine = Engine(
-            lambda: loader.load(opened), name=f"engine-{opened.spec.id}", workers=settings.threads if backend == "host" else 1,
-            pack_tokens=settings.batch_tokens or loader.PACK_TOKENS[backend], pack_rows=settings.batch_size,
-            queue_depth=settings.queue_depth)
+        self.engine = Engine(lambda: loader.load(opened), name=f"engine-{opened.spec.id}", **loader.engine_options(opened, settings))
 
     @property
     def spec(self) -> ModelSpec:

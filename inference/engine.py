@@ -23,7 +23,7 @@ from .wire import Lane, State
 log = logging.getLogger(__name__)
 
 Forward = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-"""[L_i] int32 each -> [rows_i, D] f32 each."""
+"""[L_i] int32 token ids, or [2, L_i] ids and type ids, each -> [rows_i, D] f32 each."""
 
 RECENT = 1.0                                       # seconds after interactive work in which bulk packs stay small
 SMALL_PACK = 64                                    # tokens of such a pack
@@ -89,6 +89,10 @@ class _Task:
     waiters: list[tuple[Request, int]] = field(default_factory=list)
     running: bool = False
 
+    @property
+    def length(self) -> int:
+        return self.ids.shape[-1]
+
 
 class _Queue:
     """One lane. Requests take turns in naming the head of a pack; its neighbours in length fill it, whoever they belong to."""
@@ -102,10 +106,10 @@ class _Queue:
         if tasks:
             self.turns.setdefault(request, deque()).extend(tasks)
         if len(tasks) > 8:
-            self.by_length = sorted(self.by_length + [(len(t.ids), t.order, t) for t in tasks], key=lambda entry: entry[:2])
+            self.by_length = sorted(self.by_length + [(t.length, t.order, t) for t in tasks], key=lambda entry: entry[:2])
         else:
             for t in tasks:
-                insort(self.by_length, (len(t.ids), t.order, t), key=lambda entry: entry[:2])
+                insort(self.by_length, (t.length, t.order, t), key=lambda entry: entry[:2])
 
     def discard(self, task: _Task) -> None:
         at = self._at(task)
@@ -113,18 +117,18 @@ class _Queue:
             del self.by_length[at]
 
     def _at(self, task: _Task) -> int:
-        return bisect_left(self.by_length, (len(task.ids), task.order), key=lambda entry: entry[:2])
+        return bisect_left(self.by_length, (task.length, task.order), key=lambda entry: entry[:2])
 
     def take(self, budget: int, rows: int) -> list[_Task]:
         head = self._head()
         if head is None:
             return []
         low = self._at(head)
-        high, tokens = low + 1, len(head.ids)
+        high, tokens = low + 1, head.length
         while high - low < rows:
             below = self.by_length[low - 1][0] if low else None
             above = self.by_length[high][0] if high < len(self.by_length) else None
-            if above is not None and tokens + above <= budget and (below is None or above - len(head.ids) <= len(head.ids) - below):
+            if above is not None and tokens + above <= budget and (below is None or above - head.length <= head.length - below):
                 tokens, high = tokens + above, high + 1
             elif below is not None and tokens + below <= budget:
                 tokens, low = tokens + below, low - 1
@@ -178,7 +182,7 @@ class Engine:
 
     def submit(self, sequences: Sequence[np.ndarray], *, lane: Lane = "interactive", deadline: float | None = None,
                partial: bool = False) -> Request:
-        """`sequences`: [L] int32 each, none empty. `deadline` is on time.monotonic()'s clock.
+        """`sequences`: [L] or [2, L] int32 each, none empty. `deadline` is on time.monotonic()'s clock.
 
         Raises Busy, or what kept the model from loading."""
         request = Request(self, len(sequences), lane, deadline, partial)
@@ -339,7 +343,7 @@ class Engine:
         outcomes = self._outcomes(pack)
         with self._lock:
             self.stats.packs += 1
-            self.stats.tokens += sum(len(task.ids) for task in pack)
+            self.stats.tokens += sum(task.length for task in pack)
             self.stats.forward_seconds += time.monotonic() - began
             self.last_progress = time.monotonic()
             for task, outcome in zip(pack, outcomes, strict=True):
@@ -353,7 +357,7 @@ class Engine:
                 raise InferenceFailed(f"embedding inference failed: the model returned {len(outputs)} results for {len(pack)} inputs")
         except Exception as error:
             if len(pack) == 1:
-                log.exception("a forward pass over %d tokens failed", len(pack[0].ids))
+                log.exception("a forward pass over %d tokens failed", pack[0].length)
                 return [error if isinstance(error, ServiceError) else InferenceFailed(f"embedding inference failed: {error}")]
             log.warning("a pack of %d sequences failed (%r); running them one by one", len(pack), error)
             with self._lock:

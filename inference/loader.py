@@ -7,39 +7,24 @@ import platform
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
-from . import families, ops
+from . import families, ops, rerankers
 from .batching import Batch
 from .checkpoint import Checkpoint
 from .config import Settings
 from .engine import Forward
 from .errors import CheckpointError, ConfigError
+from .opened import Backend, Opened, Pooling
 from .tokenizer import Tokenizer
 from .weights import Weights, read_config
-from .wire import ModelSpec
+from .wire import Kind, ModelSpec
 
-Backend = Literal["mlx", "host"]
-Pooling = Literal["cls", "mean", "max", "lasttoken"]
 PACK_TOKENS = {"host": 512, "mlx": 8192}
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A checkpoint with its family's reading of config.json. Nothing is loaded."""
-
-    checkpoint: Checkpoint
-    family: ModuleType
-    config: Any
-    tokenizer: Tokenizer
-    backend: Backend
-    pooling: Pooling
-    spec: ModelSpec
 
 
 def choose_backend(settings: Settings) -> Backend:
@@ -75,9 +60,10 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
     return family
 
 
-def open_checkpoint(checkpoint: Checkpoint, settings: Settings) -> Opened:
+def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "embedding") -> Opened:
     """Reads everything but the weights. Raises CheckpointError or ConfigError."""
-    family = embedding_family(checkpoint)
+    way = rerankers.find(checkpoint) if kind == "reranker" else None
+    family = way.family(checkpoint) if way else embedding_family(checkpoint)
     config = read_config(family.Config, dict(checkpoint.config))
     tokenizer = Tokenizer(checkpoint.trunk)
     limits = [checkpoint.length_limit, *([settings.max_length] if settings.max_length else [])]
@@ -88,14 +74,21 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings) -> Opened:
     configured = [alias for alias, target in settings.aliases.items() if target in (checkpoint.id, checkpoint.repo)]
     aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
     spec = ModelSpec(
-        id=checkpoint.id, aliases=tuple(aliases), kind="embedding", family=checkpoint.model_type, revision=checkpoint.revision,
-        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=config.hidden_size, max_length=min(limits),
-        vocab_size=checkpoint.config.get("vocab_size") or tokenizer.vocab_size,
-        pooling=pooling,
-        normalize=settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
-        prompts=checkpoint.prompts, backend=backend, precision=_precision(checkpoint, backend),
-        parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
+        id=checkpoint.id, aliases=tuple(aliases), kind=kind, family=checkpoint.model_type, revision=checkpoint.revision,
+        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=1 if way else config.hidden_size, max_length=min(limits),
+        vocab_size=checkpoint.config.get("vocab_size") or tokenizer.vocab_size, pooling="" if way else pooling,
+        normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
+        prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
+        scoring=way.SCORING if way else "",
+        backend=backend, precision=_precision(checkpoint, backend), parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
     return Opened(checkpoint, family, config, tokenizer, backend, pooling, spec)
+
+
+def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
+    """How an engine runs this model: MLX arrays belong to one thread, numpy's to none."""
+    return {
+        "workers": settings.threads if opened.backend == "host" else 1, "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
+        "pack_rows": settings.batch_size, "queue_depth": settings.queue_depth}
 
 
 def load(opened: Opened) -> Forward:

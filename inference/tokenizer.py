@@ -25,7 +25,7 @@ BLOCK = 20_000                                     # characters tokenised at a t
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """ids [L] int32, special tokens included. `length` counts what the uncut text has; where not `exact`, it has at least that."""
+    """ids [L] int32, special tokens included, or [2, L] with type ids. `length`: of the uncut text; if not `exact`, at least that."""
 
     ids: np.ndarray
     length: int
@@ -33,7 +33,7 @@ class Encoded:
 
     @property
     def truncated(self) -> bool:
-        return self.length > len(self.ids)
+        return self.length > self.ids.shape[-1]
 
 
 def clean(text: str) -> str:
@@ -43,6 +43,14 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def _longest_first(left: int, right: int, budget: int) -> tuple[int, int]:
+    """How much of two sides stays within `budget`: the shorter one whole if it fits beside as much of the other, else half each."""
+    if left + right <= budget:
+        return left, right
+    short = min(left, right, budget // 2)
+    return (short, budget - short) if left <= right else (budget - short, short)
 
 
 class Tokenizer:
@@ -79,6 +87,35 @@ class Tokenizer:
             if len(text) <= characters or sum(word != words[-1] for word in words) >= limit:
                 break
         return self._shorten(encoding, limit, exact=len(text) <= characters)
+
+    def pairs(self, first: str, seconds: Sequence[str], limit: int) -> list[Encoded]:
+        """`first` with each of `seconds` in the tokenizer's pair template: ids and type ids, [2, L] int32.
+
+        Over `limit`, tokens go from the end of whichever side is longer, as transformers' `longest_first`; special tokens stay.
+        """
+        most = max(LEAST, MOST * limit)
+        budget = limit - self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        if budget < 2:
+            raise CheckpointError(f"a limit of {limit} tokens leaves no room for a pair")
+        encodings = self._tokenizer.encode_batch([clean(text)[:most] for text in (first, *seconds)], add_special_tokens=False)
+        cut = [len(text) > most for text in (first, *seconds)]
+        pairs = []
+        for second, second_cut in zip(encodings[1:], cut[1:], strict=True):
+            left, right = _longest_first(len(encodings[0]), len(second), budget)
+            short = tokenizers.Encoding.merge([encodings[0]], growing_offsets=False)              # a copy: truncate works in place
+            short.truncate(left)
+            length = len(encodings[0]) + len(second) + limit - budget
+            second.truncate(right)
+            pair = self._tokenizer.post_process(short, second)
+            pairs.append(Encoded(np.array([pair.ids, pair.type_ids], np.int32), length, not (cut[0] or second_cut)))
+        return pairs
+
+    def pieces(self, texts: Sequence[str], limit: int) -> list[Encoded]:
+        """Texts without special tokens, the first `limit` tokens of each."""
+        most = max(LEAST, MOST * limit)
+        encodings = self._tokenizer.encode_batch_fast([clean(text)[:most] for text in texts], add_special_tokens=False)
+        return [Encoded(np.array(encoding.ids[:limit], np.int32), len(encoding), len(text) <= most)
+                for encoding, text in zip(encodings, texts, strict=True)]
 
     @staticmethod
     def _shorten(encoding: tokenizers.Encoding, limit: int, exact: bool = True) -> Encoded:

@@ -115,13 +115,19 @@ class Weights:
     def has(self, name: str) -> bool:
         return self._prefix + name in self._tensors
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """The tensor on the backend; CheckpointError where it is missing or not of the shape the config promises."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entry(name).shape)
+
+    def _entry(self, name: str) -> Any:
         full = self._prefix + name
         if full not in self._tensors:
             near = get_close_matches(full, self._tensors, 3, 0.5)
             raise CheckpointError(f"the checkpoint has no {full!r}; nearest: {', '.join(near) or 'nothing like it'}")
-        entry = self._tensors[full]
+        return self._tensors[full]
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """The tensor on the backend; CheckpointError where it is missing or not of the shape the config promises."""
+        full, entry = self._prefix + name, self._entry(name)
         if shape is not None and tuple(entry.shape) != shape:
             raise CheckpointError(f"{full} has shape {list(entry.shape)}; the config promises {list(shape)}")
         self._used.add(full)
@@ -179,6 +185,14 @@ class Weights:
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
             raise CheckpointError(f"the model has no use for {', '.join(left[:8])}{more}: the checkpoint is not what its config says")
+
+
+def one_label(w: Weights, name: str) -> int:
+    """1, where the head `<name>.weight` has one row; what config.json says of labels is often wrong."""
+    labels = w.shape(f"{name}.weight")[0]
+    if labels != 1:
+        raise CheckpointError(f"reranker sequence classifiers must expose exactly one output label, this checkpoint has {labels}")
+    return 1
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

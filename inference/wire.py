@@ -33,7 +33,8 @@ class ModelSpec:
     prompts: Mapping[str, str] = field(default_factory=dict)   # config_sentence_transformers.json
     images: bool = False
     multi_vector: bool = False
-    instructions: bool = False                # the family has a format for `instruction`
+    instructions: bool = False                # `instruction` has an effect
+    scoring: str = ""                         # of a reranker: sequence_classifier | generative_text
     backend: str = ""                         # host | mlx
     precision: str = ""                       # f32 | bf16 | ...
     state: State = "cold"
@@ -79,6 +80,29 @@ class EmbedResult:
     def vectors(self) -> list[np.ndarray]:
         """[rows[i], D] per item."""
         return np.split(self.data, np.cumsum(self.rows)[:-1]) if len(self.rows) else []
+
+
+@dataclass(frozen=True, slots=True)
+class RerankJob:
+    """One query against documents, with one reranker. `timeout` as in EmbedJob."""
+
+    query: str
+    documents: tuple[str, ...]
+    model: str | None = None
+    instruction: str | None = None            # generative rerankers only
+    raw_scores: bool = False                  # logits instead of probabilities
+    lane: Lane = "interactive"
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """scores [N] f32: of each document, in the job's order; probabilities in [0, 1] unless raw. tokens [N] int32: of each pair."""
+
+    model: str
+    scores: np.ndarray
+    tokens: np.ndarray
+    truncated: tuple[int, ...] = ()           # indices of documents whose pair was cut to max_length
 
 
 @dataclass(frozen=True, slots=True)

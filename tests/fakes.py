@@ -10,7 +10,7 @@ import numpy as np
 
 from inference.config import Settings
 from inference.errors import ServiceError
-from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec, Span
+from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
 SPEC = ModelSpec(
     id="fake-8", aliases=("tests/fake-8",), kind="embedding", family="fake", revision="", weights_hash="0" * 64, dims=8, max_length=32,
@@ -48,6 +48,16 @@ class FakeClient:
         return EmbedResult(
             model=self.spec.id, data=data.astype(np.float32), rows=np.ones(len(job.items), np.int32), tokens=tokens,
             truncated=tuple(np.flatnonzero(lengths > tokens).tolist()))
+
+    def rerank(self, job: RerankJob) -> RerankResult:
+        """The share of the query's words that a document has."""
+        if self.fail:
+            raise self.fail
+        assert self.spec is not None
+        words = set(job.query.lower().split())
+        scores = [len(words & set(d.lower().split())) / max(len(words), 1) for d in job.documents]
+        tokens = [len(job.query.split()) + len(d.split()) + 3 for d in job.documents]
+        return RerankResult(self.spec.id, np.array(scores, np.float32), np.array(tokens, np.int32))
 
     def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]:
         return [self._split(text, max(tokens - 2, 1), overlap) for text in texts]

@@ -10,7 +10,7 @@ from .. import ops
 from ..batching import Batch
 from ..errors import CheckpointError
 from ..ops import Tensor
-from ..weights import Weights
+from ..weights import Weights, one_label
 
 MODEL_TYPES = ("bert",)
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining")
@@ -81,3 +81,15 @@ class Model:
         for layer in self.layers:
             x = layer(x, batch)
         return x
+
+
+class Classifier:
+    """[B, 1]: the first row through a tanh layer, then one logit; the cross-encoder's head."""
+
+    def __init__(self, w: Weights, c: Config) -> None:
+        self.bert = Model(w, c)
+        self.dense = w.linear("pooler.dense", c.hidden_size, c.hidden_size)
+        self.classifier = w.linear("classifier", c.hidden_size, one_label(w, "classifier"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.classifier(ops.tanh(self.dense(ops.pool(self.bert(batch), batch.segments, "cls"))))

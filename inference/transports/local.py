@@ -11,14 +11,21 @@ from ..checkpoint import Checkpoint
 from ..config import Settings
 from ..embedder import Embedder
 from ..errors import InvalidRequest, NotLoaded, ServiceError
-from ..loader import Opened, open_checkpoint
+from ..loader import open_checkpoint
+from ..opened import Opened
+from ..reranker import Reranker
 from ..resolve import resolve
-from ..wire import EmbedJob, EmbedResult, Kind, ModelSpec, Span
+from ..wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
 log = logging.getLogger(__name__)
 
-UNSUPPORTED = ("This server does not support embeddings. Start it with an embedding model: `manage.py serve --model NAME`, "
-               "or set MLXCEL_EMBEDDING_MODEL.")
+UNSUPPORTED: dict[Kind, str] = {
+    "embedding": "This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
+                 "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",
+    "reranker": "This server does not support reranking. Start it with `manage.py serve --reranker-model MODEL`, "
+                "or set MLXCEL_RERANKER_MODEL to a directory or a Hugging Face id.",
+}
+NAMES: dict[Kind, str] = {"embedding": "embedding model", "reranker": "reranker"}
 
 
 @dataclass
@@ -26,8 +33,9 @@ class _Served:
     """A configured model, as far as it has come: its name, its files, its engine, or what went wrong."""
 
     name: str
+    kind: Kind
     opened: Opened | None = None
-    embedder: Embedder | None = None
+    running: Embedder | Reranker | None = None
     error: ServiceError | None = None
 
 
@@ -35,7 +43,8 @@ class LocalClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
-        self._served = [_Served(name) for name in settings.embedding_models]
+        self._served = [_Served(name, "embedding") for name in settings.embedding_models]
+        self._served += [_Served(name, "reranker") for name in settings.reranker_models]
 
     def models(self) -> list[ModelSpec]:
         """Models that cannot be opened are left out; `health` and `describe` say why."""
@@ -43,13 +52,18 @@ class LocalClient:
 
     def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None:
         """Raises NotLoaded where the model that would answer cannot be opened."""
-        if kind != "embedding" or not self._served:
+        if not any(served.kind == kind for served in self._served):
             return None
-        found = self._find(model)
+        found = self._find(kind, model)
         return self._spec(found) if found else None
 
     def embed(self, job: EmbedJob) -> EmbedResult:
         return self._embedder(job.model).embed(job)
+
+    def rerank(self, job: RerankJob) -> RerankResult:
+        running = self._running("reranker", job.model)
+        assert isinstance(running, Reranker)
+        return running.rerank(job)
 
     def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]:
         return self._embedder(model).split(texts, tokens, overlap, prompt)
@@ -68,20 +82,20 @@ class LocalClient:
                 models[served.name] = {"state": "failed", "error": served.error.message} if served.error else {"state": "cold"}
             else:
                 spec = self._spec(served)
-                models[spec.id] = {"state": spec.state, "kind": spec.kind} | (served.embedder.counters() if served.embedder else {})
+                models[spec.id] = {"state": spec.state, "kind": spec.kind} | (served.running.counters() if served.running else {})
         states = {entry["state"] for entry in models.values()}
         return {"status": "failed" if "failed" in states else "loading" if "loading" in states else "ok", "models": models}
 
     def close(self) -> None:
         for served in self._served:
-            if served.embedder:
-                served.embedder.engine.close()
+            if served.running:
+                served.running.engine.close()
 
     def _open(self, served: _Served) -> Opened | None:
         with self._lock:
             if served.opened is None and served.error is None:
                 try:
-                    served.opened = open_checkpoint(Checkpoint.read(resolve(served.name, self._settings)), self._settings)
+                    served.opened = open_checkpoint(Checkpoint.read(resolve(served.name, self._settings)), self._settings, served.kind)
                 except ServiceError as error:
                     log.error("the model %s cannot be served: %s", served.name, error.message)
                     served.error = error
@@ -89,26 +103,32 @@ class LocalClient:
 
     def _spec(self, served: _Served) -> ModelSpec:
         assert served.opened is not None
-        return served.embedder.spec if served.embedder else served.opened.spec
+        return served.running.spec if served.running else served.opened.spec
 
-    def _find(self, model: str | None) -> _Served | None:
+    def _find(self, kind: Kind, model: str | None) -> _Served | None:
         """The first configured model, or the one that answers to `model`. Raises NotLoaded where it, or every one, fails to open."""
-        candidates = self._served[:1] if model is None else self._served
+        candidates = [served for served in self._served if served.kind == kind]
+        candidates = candidates[:1] if model is None else candidates
         opened = [served for served in candidates if self._open(served)]
         if not opened:
             reasons = "; ".join(served.error.message for served in candidates if served.error)
-            raise NotLoaded(UNSUPPORTED + (f" The configured model cannot be opened: {reasons}" if reasons else ""))
+            raise NotLoaded(UNSUPPORTED[kind] + (f" The configured model cannot be opened: {reasons}" if reasons else ""))
         return next((served for served in opened if model is None or self._spec(served).answers_to(model)), None)
 
     def _embedder(self, model: str | None) -> Embedder:
-        if (found := self._find(model)) is None:
-            names = "`, `".join(spec.id for spec in self.models())
-            raise InvalidRequest(f"model `{model}` is not the served embedding model `{names}`", param="model")
+        running = self._running("embedding", model)
+        assert isinstance(running, Embedder)
+        return running
+
+    def _running(self, kind: Kind, model: str | None) -> Embedder | Reranker:
+        if (found := self._find(kind, model)) is None:
+            names = "`, `".join(spec.id for spec in self.models() if spec.kind == kind)
+            raise InvalidRequest(f"model `{model}` is not the served {NAMES[kind]} `{names}`", param="model")
         return self._start(found)
 
-    def _start(self, served: _Served) -> Embedder:
+    def _start(self, served: _Served) -> Embedder | Reranker:
         with self._lock:
-            if served.embedder is None:
+            if served.running is None:
                 assert served.opened is not None
-                served.embedder = Embedder(served.opened, self._settings)
-            return served.embedder
+                served.running = (Embedder if served.kind == "embedding" else Reranker)(served.opened, self._settings)
+            return served.running

@@ -1,0 +1,51 @@
+"""Cross-encoders: query and document in one sequence, one logit from a classification head.
+
+Reference: transformers `AutoModelForSequenceClassification` with one label, and sentence-transformers' `CrossEncoder`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+
+from .. import families, ops
+from ..batching import Batch
+from ..checkpoint import Checkpoint
+from ..engine import Forward
+from ..opened import Opened
+from ..tokenizer import Encoded
+from ..weights import Weights
+
+SCORING = "sequence_classifier"
+INSTRUCTIONS = False
+MODEL_TYPES = tuple(name for name, family in families.registry().items() if hasattr(family, "Classifier"))
+
+
+def accepts(checkpoint: Checkpoint) -> bool:
+    return checkpoint.architecture.endswith("ForSequenceClassification") and checkpoint.model_type in MODEL_TYPES
+
+
+def family(checkpoint: Checkpoint) -> ModuleType:
+    return families.registry()[checkpoint.model_type]
+
+
+class Pairs:
+    def __init__(self, opened: Opened) -> None:
+        self._tokenizer, self._limit = opened.tokenizer, opened.spec.max_length
+
+    def __call__(self, query: str, documents: Sequence[str], instruction: str | None) -> list[Encoded]:
+        """[2, L] int32 each: ids and type ids."""
+        return self._tokenizer.pairs(query, documents, self._limit)
+
+
+def load(opened: Opened) -> Forward:
+    weights = Weights.open(opened.checkpoint.trunk, ops.backend(opened.backend)).strip(*opened.family.PREFIXES)
+    model = opened.family.Classifier(weights, opened.config)
+    weights.close(opened.family.DROPPED)
+
+    def forward(pairs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        batch = Batch.of([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        return list(ops.numpy(model(batch))[:, None])
+
+    return forward
