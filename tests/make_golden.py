@@ -25,7 +25,7 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
     """Writes config.json, model.safetensors, reference.npz and made_by.json into `folder`."""
     import torch
     import transformers
-    from sentence_transformers.models import Pooling
+    from sentence_transformers.sentence_transformer.modules import Pooling
 
     torch.manual_seed(seed)
     model_class = getattr(transformers, case.reference)
@@ -41,14 +41,16 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
         model.save_pretrained(folder)
         for ids, type_ids in zip(inputs, types, strict=True):
             given = {"token_type_ids": torch.tensor([type_ids])} if case.type_ids else {}
-            states = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **given).last_hidden_state
+            mask = torch.ones(1, len(ids), dtype=torch.long)
+            states = model(input_ids=torch.tensor([ids]), attention_mask=mask, **given).last_hidden_state
             hidden.append(states[0].numpy())
             for mode in POOLING:
-                features = {"token_embeddings": states, "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+                features = {"token_embeddings": states, "attention_mask": mask}
                 pooled[mode].append(Pooling(states.shape[-1], pooling_mode=mode)(features)["sentence_embedding"][0].numpy())
     np.savez_compressed(
         folder / "reference.npz", ids=np.concatenate(inputs).astype(np.int32), type_ids=np.concatenate(types).astype(np.int32),
-        lengths=np.array([len(ids) for ids in inputs], np.int32), hidden=np.concatenate(hidden), **{m: np.stack(v) for m, v in pooled.items()})
+        lengths=np.array([len(ids) for ids in inputs], np.int32), hidden=np.concatenate(hidden),
+        **{mode: np.stack(vectors) for mode, vectors in pooled.items()})
     (folder / "made_by.json").write_text(json.dumps({
         "command": f"python -m tests.make_golden {case.name}", "reference": f"transformers.{case.reference}", "seed": seed,
         "libraries": {name: version(name) for name in LIBRARIES}}, indent=2) + "\n")
