@@ -157,7 +157,8 @@ class Weights:
     def linears(self, *names: str, inputs: int, outputs: int | tuple[int, ...], bias: bool = True) -> Linears:
         """Several projections of one input, called together; `outputs` is one width for all or one for each."""
         widths = (outputs,) * len(names) if isinstance(outputs, int) else outputs
-        linears: Linears = self._backend.Linears([self.linear(n, inputs, width, bias=bias) for n, width in zip(names, widths, strict=True)])
+        parts = [self.linear(name, inputs, width, bias=bias) for name, width in zip(names, widths, strict=True)]
+        linears: Linears = self._backend.Linears(parts)
         return linears
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
@@ -184,7 +185,7 @@ class Weights:
         left = sorted(name for name in self._tensors.keys() - self._used if not any(p.search(name) for p in patterns))
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-            raise CheckpointError(f"the model has no use for {', '.join(left[:8])}{more}: the checkpoint is not what its config says")
+            raise CheckpointError(f"the checkpoint is not what its config says: the model has no use for {', '.join(left[:8])}{more}")
 
 
 def one_label(w: Weights, name: str) -> int:

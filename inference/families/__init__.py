@@ -9,11 +9,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-from ..errors import CheckpointError
-
 
 @cache
-def registry() -> dict[str, ModuleType]:
+def model_types() -> dict[str, ModuleType]:
     """model_type -> family module, in the order of the files. Imports the families, and with them no backend."""
     claimed: dict[str, ModuleType] = {}
     for info in iter_modules(__path__):
@@ -25,9 +23,6 @@ def registry() -> dict[str, ModuleType]:
     return claimed
 
 
-def find(model_type: str) -> ModuleType:
-    """The family of a `model_type`, whatever its case; CheckpointError for one that no file claims."""
-    family = registry().get(model_type.lower())
-    if family is None:
-        raise CheckpointError(f"no family serves model_type {model_type!r}; known: {', '.join(sorted(registry()))}")
-    return family
+def find(model_type: str) -> ModuleType | None:
+    """The family of a `model_type`, whatever its case; None for one that no file claims."""
+    return model_types().get(model_type.lower())

@@ -100,12 +100,12 @@ class RMSNorm:
 
 def gelu(x: mx.array) -> mx.array:
     y = x.astype(F32)
-    return (y * (1 + mx.erf(y * 0.5 ** 0.5)) * 0.5).astype(x.dtype)
+    return (y * (0.5 + 0.5 * mx.erf(y * 0.5 ** 0.5))).astype(x.dtype)
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
     y = x.astype(F32)
-    return (0.5 * y * (1 + mx.tanh(0.7978845608028654 * y * (1 + 0.044715 * y * y)))).astype(x.dtype)
+    return (y * (0.5 + 0.5 * mx.tanh(0.7978845608028654 * y * (1 + 0.044715 * y * y)))).astype(x.dtype)
 
 
 def silu(x: mx.array) -> mx.array:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..rules import check_ids
-from .attention import attention, rope
 from .blas import matmul, single_threaded
+from .mixing import attention, rope
 from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, relu, silu, tanh
 from .reading import dequantize, load, read
 

@@ -18,7 +18,7 @@ def load(path: Path) -> dict[str, Entry]:
 
 def read(entry: Entry) -> np.ndarray:
     """A copy: the file may be replaced while the model lives. F16, BF16 and F64 come as f32, integers as they are stored."""
-    stored = np.memmap(entry.path, np.uint8, "r")[entry.begin:entry.end].view(_STORED[entry.dtype])
+    stored = np.asarray(np.memmap(entry.path, np.uint8, "r"))[entry.begin:entry.end].view(_STORED[entry.dtype])
     if entry.dtype == "BF16":
         wide = stored.astype(np.uint32)
         wide <<= 16

@@ -1,4 +1,4 @@
-"""Attention over packed segments: every product has a shape that follows from its segment alone, so neighbours cannot change a bit."""
+"""What sees more than one row. Every product here has a shape that follows from its segment alone: neighbours cannot change a bit."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
