@@ -92,8 +92,10 @@ def create(name: str, space: VectorSpace, **options: Any) -> Collection:
 
 
 def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]:
-    """What is stored under these ids; ids without a document are absent."""
+    """What is stored under these ids; ids without a document are absent, and all are while the collection is not saved."""
     rows: dict[str, Held] = {}
+    if collection.pk is None:
+        return rows
     for ids in _batches(external_ids, IN_LIST):
         for external_id, *rest in Document.objects.filter(collection=collection, external_id__in=ids).values_list(
                 "external_id", "pk", "content_hash", "split", "metadata"):
