@@ -79,7 +79,7 @@ def find(name: str) -> Collection | None:
 def create(name: str, space: VectorSpace, **options: Any) -> Collection:
     """A new, empty collection on `space`, which need not be saved. Raises InvalidRequest for a bad name, Conflict for a taken one."""
     try:
-        Collection(name=name).clean_fields(exclude=["space"])
+        Collection._meta.get_field("name").clean(name, None)
     except ValidationError as error:
         raise InvalidRequest(f"Collection name {name!r}: {' '.join(error.messages)}", param="collection") from None
     with transaction.atomic():

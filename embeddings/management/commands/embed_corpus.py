@@ -175,12 +175,13 @@ class Command(CorpusCommand):
     def _summary(self, collection: Collection, report: Report, code: int, stopped: str | None, o: dict[str, Any]) -> None:
         seconds = max(report.seconds, 1e-9)
         if o["json"]:
-            names = "read embedded relabelled unchanged blank failed truncated pruned passages tokens".split()
-            counts = {name: getattr(report, name) for name in names}
+            counts = {name: getattr(report, name) for name in (
+                "read", "embedded", "relabelled", "unchanged", "blank", "failed", "truncated", "pruned", "passages", "tokens")}
             self.out(json.dumps({
                 "collection": collection.name, "model": collection.space.model_id, "fingerprint": collection.space.fingerprint,
                 "dry_run": o["dry_run"], **counts, "seconds": round(seconds, 3),
-                "documents_per_second": round(report.embedded / seconds, 1), "tokens_per_second": round(report.tokens / seconds, 1), "stopped": stopped, "exit_code": code,
+                "documents_per_second": round(report.embedded / seconds, 1),
+                "tokens_per_second": round(report.tokens / seconds, 1), "stopped": stopped, "exit_code": code,
                 "problems": [{"position": problem.position, "message": problem.message} for problem in report.problems]}))
             return
         would = "would be " if o["dry_run"] else ""
