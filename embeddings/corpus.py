@@ -79,7 +79,7 @@ def find(name: str) -> Collection | None:
 def create(name: str, space: VectorSpace, **options: Any) -> Collection:
     """A new, empty collection on `space`, which need not be saved. Raises InvalidRequest for a bad name, Conflict for a taken one."""
     try:
-        Collection(name=name).clean_fields(exclude=["space"])
+        Collection._meta.get_field("name").clean(name, None)
     except ValidationError as error:
         raise InvalidRequest(f"Collection name {name!r}: {' '.join(error.messages)}", param="collection") from None
     with transaction.atomic():
@@ -92,8 +92,10 @@ def create(name: str, space: VectorSpace, **options: Any) -> Collection:
 
 
 def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]:
-    """What is stored under these ids; ids without a document are absent."""
+    """What is stored under these ids; ids without a document are absent, and all are while the collection is not saved."""
     rows: dict[str, Held] = {}
+    if collection.pk is None:
+        return rows
     for ids in _batches(external_ids, IN_LIST):
         for external_id, *rest in Document.objects.filter(collection=collection, external_id__in=ids).values_list(
                 "external_id", "pk", "content_hash", "split", "metadata"):

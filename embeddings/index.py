@@ -262,9 +262,10 @@ def empty(dims: int, dtype: str) -> Block:
 
 
 def join(blocks: list[Block]) -> Block:
-    offsets = [np.zeros(1, np.int64)]
+    offsets, rows = [np.zeros(1, np.int64)], 0
     for block in blocks:
-        offsets.append(block.offsets[1:] + offsets[-1][-1])
+        offsets.append(block.offsets[1:] + rows)
+        rows += len(block.vectors)
     return Block(*(np.concatenate(parts) for parts in (
         [b.vectors for b in blocks], offsets, [b.ids for b in blocks], [b.documents for b in blocks], [b.norms for b in blocks])))
 

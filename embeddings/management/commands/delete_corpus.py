@@ -1,0 +1,34 @@
+"""`manage.py delete_corpus COLLECTION [--id ID ...]`"""
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from embeddings import corpus
+from embeddings.index import get_index
+from embeddings.management.corpus_command import FAILED, CorpusCommand
+
+
+class Command(CorpusCommand):
+    help = "Removes a collection with its documents, vectors and search files, or single documents of it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("collection")
+        parser.add_argument("--id", nargs="+", metavar="ID", help="only these documents")
+        parser.add_argument("--no-input", "--yes", action="store_true", help="do not ask")
+
+    def handle(self, *args: Any, **o: Any) -> None:
+        collection = corpus.get(o["collection"])
+        if o["id"]:
+            count = corpus.delete(collection, o["id"])
+            self.out(f"{count:,} of {len(o['id']):,} documents removed")
+            if count < len(o["id"]):
+                raise CommandError(f"{len(o['id']) - count:,} were not there", returncode=FAILED)
+            return
+        count = collection.documents.count()
+        question = f"Remove collection {collection.name} with {count:,} documents? [y/N] "
+        if not o["no_input"] and input(question).strip().lower() not in ("y", "yes"):
+            raise CommandError("Nothing was removed", returncode=FAILED)
+        get_index().drop(collection)
+        self.out(f"Collection {collection.name} removed, {corpus.drop(collection):,} documents")

@@ -1,0 +1,229 @@
+"""`manage.py embed_corpus COLLECTION SOURCE...`"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from typing import IO, Any, cast
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError
+
+from embeddings import corpus, sources, spaces
+from embeddings.bulk import Bulk, Report
+from embeddings.management.corpus_command import (
+    FAILED,
+    INTERRUPTED,
+    NOTHING,
+    USAGE,
+    CorpusCommand,
+    connected,
+    described,
+    model_of,
+    refused,
+    settings_for,
+    source_of,
+)
+from embeddings.models import Collection
+from embeddings.progress import Interruptible, duration
+from inference.errors import Conflict
+from inference.wire import ModelSpec
+
+EXIT_CODES = """exit codes:
+  0    every document went in, or was in already, or was blank and skipped
+  1    some failed: the others went in
+  2    wrong usage or configuration
+  3    nothing went in
+  130  stopped with Ctrl-C: run the same command again to go on"""
+
+
+def _split(text: str) -> tuple[int, int]:
+    if text == "none":
+        return 0, 0
+    tokens, _, overlap = text.partition(":")
+    try:
+        pair = int(tokens), int(overlap or 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected none, TOKENS or TOKENS:OVERLAP, found {text!r}") from None
+    if not 0 <= pair[1] < pair[0]:
+        raise argparse.ArgumentTypeError(f"expected TOKENS of at least 1 and an OVERLAP smaller than it, found {text!r}")
+    return pair
+
+
+def _fields(text: str) -> list[str]:
+    if not (names := [name.strip() for name in text.split(",") if name.strip()]):
+        raise argparse.ArgumentTypeError("expected one or more field names, separated by commas")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+class Command(CorpusCommand):
+    help = ("Embeds documents into a collection, which is made if there is none of that name. What is stored and unchanged is left alone, "
+            "so a run that was stopped or killed goes on when it is started again. Options marked * are remembered by the collection.")
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(prog_name, subcommand, epilog=EXIT_CODES, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add = parser.add_argument
+        add("collection")
+        add("source", nargs="+", metavar="SOURCE", help=".jsonl, .csv, .tsv (also .gz), .parquet, .txt, .md, a directory of .txt and .md "
+            "files (ids are their paths in it), or - for JSONL on standard input")
+        add("--model", help="* directory or name of the embedding model; default: MLXCEL_EMBEDDING_MODEL")
+        add("--dimensions", type=_positive, metavar="N", help="* keep the first N components of each vector")
+        add("--id-field", metavar="NAME", help="* field with the document's id; default: _id, else id")
+        add("--text-field", type=_fields, metavar="NAME[,NAME...]", help="* fields to embed, joined by a space; default: text. "
+            "All others become metadata")
+        add("--prompt", help="* put before every document: the name of one of the checkpoint's prompts, or literal text; "
+            "default: its prompt `document`, if it has one; '' for none")
+        add("--query-prompt", help="* put before every query, likewise; default: its prompt `query`")
+        add("--split", type=_split, metavar="none|TOKENS[:OVERLAP]", help="* cut documents into passages of at most TOKENS tokens")
+        add("--blank", choices=["skip", "embed", "fail"], help="* documents without visible text; default: skip")
+        add("--batch-tokens", type=_positive, metavar="N", help="tokens a forward pass takes at most")
+        add("--limit", type=_positive, metavar="N", help="stop after the first N documents")
+        add("--dry-run", action="store_true", help="read and compare everything, embed and store nothing")
+        add("--prune", action="store_true", help="remove documents that the sources do not hold any more")
+        add("--backend", choices=["auto", "mlx", "host"])
+        add("--json", action="store_true", help="the summary as JSON on standard output")
+
+    def handle(self, *args: Any, **o: Any) -> None:
+        if o["prune"] and o["limit"]:
+            raise CommandError("--prune needs the whole of the sources; it cannot be used with --limit", returncode=USAGE)
+        total = sources.total(o["source"])
+        found = corpus.find(o["collection"])
+        model = source_of(o["model"]) if o["model"] else model_of(found) if found else None
+        settings = settings_for(model, o["backend"], o["batch_tokens"])
+        with connected(settings) as client:
+            spec = described(client, model)
+            collection = self._collection(found, spec, model or next(iter(settings.embedding_models), ""), o)
+            self._say(f"Collection {collection.name}: {_described(collection)}")
+            records: Iterable[sources.Record | sources.Problem] = sources.documents(
+                sources.read(o["source"]), collection.id_field, collection.text_fields)
+            if o["limit"]:
+                records, total = islice(records, o["limit"]), min(total, o["limit"]) if total else None
+            self._run(collection, client, spec, records, total, o)
+
+    def _collection(self, found: Collection | None, spec: ModelSpec, source: str, o: dict[str, Any]) -> Collection:
+        """The collection with the options of this run; made, or its new options saved, unless it is a dry run."""
+        space = spaces.space_for(
+            spec, o["dimensions"] or (min(found.space.dims, spec.dims) if found else None),
+            found.space.document_prompt if found and o["prompt"] is None else _prompt(spec, o["prompt"], "document"))
+        given: dict[str, Any] = {}
+        if o["id_field"] is not None:
+            given["id_field"] = o["id_field"]
+        if o["text_field"] is not None:
+            given["text_fields"] = o["text_field"]
+        if o["split"] is not None:
+            given["split_tokens"], given["split_overlap"] = o["split"]
+        if o["blank"] is not None:
+            given["blank"] = o["blank"]
+        if o["query_prompt"] is not None or not found:
+            given["query_prompt"] = _prompt(spec, o["query_prompt"], "query")
+        if given.get("split_tokens", 0) > spec.max_length:
+            raise CommandError(f"--split {given['split_tokens']}: {spec.id} takes at most {spec.max_length} tokens", returncode=USAGE)
+        if found is None:
+            options = {"text_fields": ["text"], "model_source": source, **given}
+            if o["dry_run"]:
+                return Collection(name=o["collection"], space=space, **options)
+            return corpus.create(o["collection"], space, **options)
+        try:
+            spaces.check(found, space)
+        except Conflict as error:
+            raise CommandError(f"{error} Embed into a collection of another name, or remove this one with "
+                               f"`manage.py delete_corpus {found.name}` and run this again.", returncode=USAGE) from error
+        for name, value in given.items():
+            setattr(found, name, value)
+        if given and not o["dry_run"]:
+            found.save(update_fields=[*given, "updated_at"])
+        return found
+
+    def _run(self, collection: Collection, client: Any, spec: ModelSpec, records: Iterable[sources.Record | sources.Problem],
+             total: int | None, o: dict[str, Any]) -> None:
+        stopped: str | None = None
+        code = 0
+        display = Interruptible(cast(IO[str], self.stderr._out), total)
+        bulk = Bulk(collection, client, spec, display, dry_run=o["dry_run"])
+        try:
+            with display:
+                bulk.run(records)
+                if o["prune"] and not bulk.report.unreadable:
+                    bulk.report.pruned = corpus.prune(collection, bulk.ids, dry_run=o["dry_run"])
+        except KeyboardInterrupt:
+            stopped, code = "Stopped.", INTERRUPTED
+        except (DatabaseError, InterfaceError) as error:
+            stopped, code = refused(error) + ".", FAILED
+        report = bulk.report
+        if not code and (report.failed or not report.stored):
+            code = FAILED if report.stored else NOTHING
+        elif code == FAILED and not report.stored:
+            code = NOTHING
+        if stopped:
+            stopped += f" {report.embedded:,} documents were stored by this run and stay. Run the same command again to go on."
+        self._summary(collection, report, code, stopped, o)
+        if stopped and code != INTERRUPTED:
+            raise CommandError(stopped, returncode=code)
+        if code:
+            sys.exit(code)
+
+    def _summary(self, collection: Collection, report: Report, code: int, stopped: str | None, o: dict[str, Any]) -> None:
+        seconds = max(report.seconds, 1e-9)
+        if o["json"]:
+            counts = {name: getattr(report, name) for name in (
+                "read", "embedded", "relabelled", "unchanged", "blank", "failed", "truncated", "pruned", "passages", "tokens")}
+            self.out(json.dumps({
+                "collection": collection.name, "model": collection.space.model_id, "fingerprint": collection.space.fingerprint,
+                "dry_run": o["dry_run"], **counts, "seconds": round(seconds, 3),
+                "documents_per_second": round(report.embedded / seconds, 1),
+                "tokens_per_second": round(report.tokens / seconds, 1), "stopped": stopped, "exit_code": code,
+                "problems": [{"position": problem.position, "message": problem.message} for problem in report.problems]}))
+            return
+        would = "would be " if o["dry_run"] else ""
+        rows = [("read", report.read, ""), (would + "embedded", report.embedded, _passages(report)),
+                ("unchanged", report.unchanged, ""), (would + "given new metadata", report.relabelled, ""),
+                ("blank, skipped", report.blank, ""), ("failed", report.failed, ""),
+                ("truncated", report.truncated, f"longer than {collection.space.max_length} tokens: --split embeds all of a document"),
+                (would + "removed", report.pruned, "not in the sources any more")]
+        for label, count, note in rows:
+            if count or label in ("read", would + "embedded"):
+                self.out(f"  {label:<24}{count:>12,}" + (f"   {note}" if note else ""))
+        self.out(f"  {'wall time':<24}{duration(seconds):>12}   {report.embedded / seconds:,.1f} documents/s"
+                 + (f", {report.tokens / seconds:,.0f} tokens/s" if report.tokens else ""))
+        if o["prune"] and report.unreadable:
+            self._say(f"Nothing was removed: {report.unreadable:,} lines could not be read, and they may be documents that are stored.")
+        if not report.read:
+            self._say("The sources hold no documents.")
+        if stopped and code == INTERRUPTED:
+            self._say(stopped)
+
+    def _say(self, line: str) -> None:
+        self.stderr.write(line, self.style.NOTICE)
+
+
+def _prompt(spec: ModelSpec, given: str | None, usual: str) -> str:
+    """A checkpoint's prompt by its name, else literal text; not given: the checkpoint's own for this use."""
+    return spec.prompts.get(usual, "") if given is None else spec.prompts.get(given, given)
+
+
+def _described(collection: Collection) -> str:
+    space = collection.space
+    said = [space.model_id, f"{space.dims} dimensions", f"fingerprint {space.fingerprint[:12]}"]
+    for label, prompt in (("document prompt", space.document_prompt), ("query prompt", collection.query_prompt)):
+        if prompt:
+            said.append(f"{label} {prompt!r}")
+    if collection.split_tokens:
+        said.append(f"split {collection.split_tokens}:{collection.split_overlap}")
+    return " · ".join(said)
+
+
+def _passages(report: Report) -> str:
+    if not report.passages:
+        return ""
+    passages = f"{report.passages:,} passages, " if report.passages != report.embedded else ""
+    return f"{passages}{report.tokens:,} tokens"
