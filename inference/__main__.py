@@ -140,7 +140,7 @@ def _arch(options: argparse.Namespace) -> int:
     known = [
         {"family": name, "kind": "embedding", "model_types": list(module.MODEL_TYPES), "architectures": list(module.ARCHITECTURES),
          "pooling": module.Model.pooling, "about": (module.__doc__ or "").strip().splitlines()[0]}
-        for module in dict.fromkeys(families.registry().values()) for name in [module.__name__.rpartition(".")[2]]]
+        for module in dict.fromkeys(families.model_types().values()) for name in [module.__name__.rpartition(".")[2]]]
     settings = Settings.from_env()
     backend = choose_backend(settings)
     if options.json:

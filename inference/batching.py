@@ -14,6 +14,9 @@ import numpy as np
 from .errors import CheckpointError
 
 
+Ids = Sequence[int] | np.ndarray
+
+
 class Memo:
     """Things derived once per pack (index arrays, masks, device copies of a table), kept on what they derive from.
 
@@ -163,7 +166,7 @@ class Batch(Memo):
     type_ids: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]], type_ids: Sequence[Sequence[int]] | None = None) -> Batch:
+    def of(cls, sequences: Sequence[Ids], type_ids: Sequence[Ids] | None = None) -> Batch:
         """One segment a sequence; none may be empty."""
         segments = Segments(np.array([len(s) for s in sequences], np.int32))
         ids = np.concatenate(sequences).astype(np.int32)

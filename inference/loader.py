@@ -48,10 +48,10 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
         raise CheckpointError(
             f"{checkpoint.root} is a reranker (architectures[0] is {architecture}), not an embedding checkpoint; "
             "rerankers are named in MLXCEL_RERANKER_MODEL")
-    family = families.registry().get(name)
+    family = families.model_types().get(name)
     if family is None:
         layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "of an unknown kind:"
-        known = ", ".join(sorted(families.registry()))
+        known = ", ".join(sorted(families.model_types()))
         raise CheckpointError(f"{checkpoint.root} is {layout} model_type {name!r} has no embedding family; known: {known}")
     if not (checkpoint.pooling or "Pooling" in checkpoint.modules or architecture in family.ARCHITECTURES):
         raise CheckpointError(

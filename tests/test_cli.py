@@ -41,8 +41,8 @@ def test_json(capsys, minilm):
 
 
 def test_options_reach_the_model(capsys, minilm):
-    _, out, err = run(capsys, "embed", "-m", str(minilm), "-p", "word " * 50, "--max-length", "8", "--pooling", "cls", "--embd-normalize", "-1",
-                      "--backend", "host", "--batch-size", "1", "--json")
+    _, out, err = run(capsys, "embed", "-m", str(minilm), "-p", "word " * 50, "--max-length", "8", "--pooling", "cls",
+                      "--embd-normalize", "-1", "--backend", "host", "--batch-size", "1", "--json")
     shown = json.loads(out)
     assert shown["prompt_tokens"] == 8 and shown["truncated"] == [0] and abs(np.linalg.norm(shown["embeddings"][0]) - 1) > 0.1
     _, _, err = run(capsys, "embed", "-m", str(minilm), "-p", "word " * 50, "--max-length", "8")
@@ -51,7 +51,8 @@ def test_options_reach_the_model(capsys, minilm):
 
 @pytest.mark.parametrize("arguments, part", [
     (["embed"], "at least one -p"), (["embed", "-m", "/nowhere", "-p", "x"], "was not found"), (["embed", "-p", ""], "empty string"),
-    (["embed", "-p", "x", "--dimensions", "1000"], "between 1 and 384"), (["embed", "-p", "x", "--image", "cat.png"], "does not accept images")])
+    (["embed", "-p", "x", "--dimensions", "1000"], "between 1 and 384"),
+    (["embed", "-p", "x", "--image", "cat.png"], "does not accept images")])
 def test_errors_are_one_message(capsys, minilm, arguments, part):
     arguments = [*arguments, "-m", str(minilm)] if "-m" not in arguments else arguments
     code, out, err = run(capsys, *arguments)

@@ -19,7 +19,7 @@ from ..weights import Weights
 
 SCORING = "sequence_classifier"
 INSTRUCTIONS = False
-MODEL_TYPES = tuple(name for name, family in families.registry().items() if hasattr(family, "Classifier"))
+MODEL_TYPES = tuple(name for name, family in families.model_types().items() if hasattr(family, "Classifier"))
 
 
 def accepts(checkpoint: Checkpoint) -> bool:
@@ -27,7 +27,7 @@ def accepts(checkpoint: Checkpoint) -> bool:
 
 
 def family(checkpoint: Checkpoint) -> ModuleType:
-    return families.registry()[checkpoint.model_type]
+    return families.model_types()[checkpoint.model_type]
 
 
 class Pairs:
