@@ -1,0 +1,97 @@
+"""The parts of the documentation that are made from code. `make docs` writes them; test_docs.py keeps them equal."""
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+APPS = ("mlxcel_site", "embeddings", "rerank")
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def settings() -> str:
+    from inference.config import describe
+
+    return table(("setting", "default", "meaning"),
+                 *((f"`{name}`", f"`{default}`" if default else "", meaning) for name, default, meaning in describe()))
+
+
+def families() -> str:
+    """One row a family: its file's first sentence, and what it says it serves."""
+    from inference.families import registry
+
+    modules = {module.__name__: module for module in registry().values()}
+    return table(("family", "model types", "architectures"), *(
+        ((module.__doc__ or "").partition(". ")[0].strip(), ", ".join(f"`{t}`" for t in module.MODEL_TYPES),
+         ", ".join(f"`{a}`" for a in module.ARCHITECTURES))
+        for module in modules.values()))
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The project's own commands by how they are called."""
+    from django.core.management import get_commands, load_command_class
+
+    from inference.__main__ import _parser
+
+    apps = get_commands()
+    found = {f"manage.py {name}": load_command_class(apps[name], name).create_parser("manage.py", name)
+             for name in sorted(apps) if apps[name] in APPS}
+    (offline,) = [action.choices for action in _parser()._actions if action.choices]
+    return found | {f"python -m inference {name}": parser for name, parser in offline.items()}
+
+
+def commands() -> str:
+    """Every command with its arguments and options, but for those that Django gives to each."""
+    from django.core.management import load_command_class
+
+    inherited = set(load_command_class("django.core", "diffsettings").create_parser("", "diffsettings")._option_string_actions) - {
+        option for action in ("--all", "--default", "--output") for option in [action]}
+    parts = []
+    for call, parser in parsers().items():
+        expand = parser._get_formatter()._expand_help
+        rows = [(f"`{_spelling(action)}`", expand(action) if action.help else "") for action in parser._actions
+                if not set(action.option_strings) & inherited]
+        # argparse keeps a subcommand's help with its parent
+        about = parser.description or ""
+        parts.append("\n\n".join(filter(None, (f"## {call}", about, table(("argument", "meaning"), *rows) if rows else ""))))
+    return "\n\n".join(parts)
+
+
+def _spelling(action: argparse.Action) -> str:
+    metavar = action.metavar or (("{" + ",".join(map(str, action.choices)) + "}") if action.choices else action.dest.upper())
+    value = "" if action.nargs == 0 else str(metavar) + (" ..." if action.nargs in ("+", "*") else "")
+    return " ".join(filter(None, (", ".join(action.option_strings), value)))
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "settings": ("README.md", settings), "families": ("README.md", families), "commands": ("docs/commands.md", commands)}
+
+
+def render(page: str, text: str) -> str:
+    """`text` of a page with everything between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    for name, (owner, make) in PARTS.items():
+        if owner == page:
+            text, found = re.subn(rf"(<!-- {name} -->\n).*?(\n?<!-- /{name} -->)", lambda m, part=make(): f"{m[1]}{part}\n{m[2].lstrip()}",
+                                  text, flags=re.S)
+            if found != 1:
+                raise ValueError(f"{page} holds {found} pairs of <!-- {name} --> and <!-- /{name} -->; one is expected")
+    return text
+
+
+def main() -> None:
+    import django
+
+    django.setup()
+    for page in {owner for owner, _ in PARTS.values()}:
+        path = ROOT / page
+        path.write_text(render(page, path.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
