@@ -51,7 +51,7 @@ test-ir: $(VENV)/.ready-dev  ## Run the full retrieval collections (minutes; the
 	$(BIN)/python -m pytest -m ir --timeout 3600
 
 docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
-	$(BIN)/python -m tests.generated_docs
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs
 
 clean:  ## Remove what these targets made: .venv, the demo's state and caches; never var/ itself, where your collections are
 	rm -rf $(VENV) var/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ APPS = ("mlxcel_site", "embeddings", "rerank")
 
 
 def table(*rows: tuple[str, ...]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
+    cells = [[cell.replace("|", "\\|") if cell.startswith("`") else html.escape(cell, quote=False) for cell in row] for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
@@ -33,33 +34,30 @@ def families() -> str:
         for module in modules.values()))
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The project's own commands by how they are called."""
+def parsers() -> dict[str, tuple[str, argparse.ArgumentParser]]:
+    """The project's own commands, by how they are called: what they do, and their parser."""
     from django.core.management import get_commands, load_command_class
 
     from inference.__main__ import _parser
 
-    apps = get_commands()
-    found = {f"manage.py {name}": load_command_class(apps[name], name).create_parser("manage.py", name)
-             for name in sorted(apps) if apps[name] in APPS}
-    (offline,) = [action.choices for action in _parser()._actions if action.choices]
-    return found | {f"python -m inference {name}": parser for name, parser in offline.items()}
+    web = {f"manage.py {name}": load_command_class(app, name) for name, app in sorted(get_commands().items()) if app in APPS}
+    found = {call: (command.help, command.create_parser(*call.split())) for call, command in web.items()}
+    (offline,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    about = {action.dest: action.help or "" for action in offline._choices_actions}
+    return found | {f"python -m inference {name}": (about[name].capitalize() + ".", parser) for name, parser in offline.choices.items()}
 
 
 def commands() -> str:
     """Every command with its arguments and options, but for those that Django gives to each."""
-    from django.core.management import load_command_class
+    from django.core.management.base import BaseCommand
 
-    inherited = set(load_command_class("django.core", "diffsettings").create_parser("", "diffsettings")._option_string_actions) - {
-        option for action in ("--all", "--default", "--output") for option in [action]}
+    inherited = BaseCommand().create_parser("manage.py", "")._option_string_actions.keys()
     parts = []
-    for call, parser in parsers().items():
+    for call, (about, parser) in parsers().items():
         expand = parser._get_formatter()._expand_help
-        rows = [(f"`{_spelling(action)}`", expand(action) if action.help else "") for action in parser._actions
-                if not set(action.option_strings) & inherited]
-        # argparse keeps a subcommand's help with its parent
-        about = parser.description or ""
-        parts.append("\n\n".join(filter(None, (f"## {call}", about, table(("argument", "meaning"), *rows) if rows else ""))))
+        own = [action for action in parser._actions if not inherited & set(action.option_strings)]
+        rows = [(f"`{_spelling(action)}`", expand(action) if action.help else "") for action in own]
+        parts.append("\n\n".join([f"## {call}", about, *([table(("argument", "meaning"), *rows)] if rows else [])]))
     return "\n\n".join(parts)
 
 
@@ -77,10 +75,11 @@ def render(page: str, text: str) -> str:
     """`text` of a page with everything between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
     for name, (owner, make) in PARTS.items():
         if owner == page:
-            text, found = re.subn(rf"(<!-- {name} -->\n).*?(\n?<!-- /{name} -->)", lambda m, part=make(): f"{m[1]}{part}\n{m[2].lstrip()}",
-                                  text, flags=re.S)
-            if found != 1:
-                raise ValueError(f"{page} holds {found} pairs of <!-- {name} --> and <!-- /{name} -->; one is expected")
+            pair = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.S)
+            if len(pair.findall(text)) != 1:
+                raise ValueError(f"{page} holds {len(pair.findall(text))} pairs of <!-- {name} --> and <!-- /{name} -->; one is expected")
+            before, after = pair.split(text)
+            text = f"{before}{make()}\n{after}"
     return text
 
 

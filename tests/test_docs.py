@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import get_commands, load_command_class
-from django.urls import resolve
+from django.urls import Resolver404, resolve
 
 from inference.__main__ import _parser as inference_parser
 from tests import generated_docs
@@ -96,9 +96,19 @@ def test_examples_and_the_help_of_make_name_its_targets() -> None:
 
 def test_addresses_in_examples_are_routes() -> None:
     found = {urlsplit(url).path for url in re.findall(r"http://(?:localhost|127\.0\.0\.1):\d+[\w./?=&-]*", TEXT)}
-    assert found
-    for path in found - {"", "/v1"}:      # /v1 is the base address that OpenAI clients are given
-        resolve(path)
+    endpoints = {path for line in re.findall(r"^\| (.*?) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+                 for path in re.findall(r"`(?:GET |POST )?(/[^`]*)`", line)}
+    assert found and endpoints
+    # /v1 is the base address that OpenAI clients are given
+    assert [path for path in sorted(found | endpoints) if path not in ("", "/", "/v1") and not is_route(path)] == []
+
+
+def is_route(path: str) -> bool:
+    try:
+        resolve(re.sub(r"{\w+}", "x", path))
+    except Resolver404:
+        return False
+    return True
 
 
 def test_python_examples_compile() -> None:

@@ -14,10 +14,10 @@ from django.core.management.base import BaseCommand
 
 class Command(BaseCommand):
     help = ("Create an admin login with a random password if it does not exist yet, and print it. "
-            "The password is kept in MLXCEL_VAR_DIR/<username>-password, which only its owner may read.")
+            "The password is kept in MLXCEL_VAR_DIR/USERNAME-password, which only its owner may read.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--username", default="admin", help="default: admin")
+        parser.add_argument("--username", default="admin", help="name of the login (admin)")
 
     def handle(self, *args: Any, username: str, **options: Any) -> None:
         users = get_user_model()._default_manager
