@@ -12,8 +12,12 @@ APPS = ("mlxcel_site", "embeddings", "rerank")
 
 
 def table(*rows: tuple[str, ...]) -> str:
-    cells = [[cell.replace("|", "\\|") if cell.startswith("`") else html.escape(cell, quote=False) for cell in row] for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+    """Markdown: the first row is the head. Cells that begin with a backtick are code."""
+    def cell(text: str) -> str:
+        return (text if text.startswith("`") else html.escape(text, quote=False)).replace("|", "\\|")
+
+    head, *body = ("| " + " | ".join(map(cell, row)) + " |" for row in rows)
+    return "\n".join([head, "| --- " * len(rows[0]) + "|", *body])
 
 
 def settings() -> str:
