@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PORT ?= 8080
 SERVE ?= 1
-QUERY ?= how do I rescue a sauce that has curdled
+QUERY ?= how does a boat sail against the wind
 
 VENV := .venv
 BIN := $(VENV)/bin
