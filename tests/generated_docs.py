@@ -29,9 +29,9 @@ def settings() -> str:
 
 def families() -> str:
     """One row a family: its file's first sentence, and what it says it serves."""
-    from inference.families import registry
+    from inference.families import model_types
 
-    modules = {module.__name__: module for module in registry().values()}
+    modules = {module.__name__: module for module in model_types().values()}
     return table(("family", "model types", "architectures"), *(
         ((module.__doc__ or "").partition(". ")[0].strip(), ", ".join(f"`{t}`" for t in module.MODEL_TYPES),
          ", ".join(f"`{a}`" for a in module.ARCHITECTURES))
