@@ -95,7 +95,8 @@ class Interruptible(Display):
 def rates(report: Report, total: int | None = None) -> list[str]:
     """Documents and tokens a second, and what is left."""
     seconds = max(report.seconds, 1e-9)
-    shown = [f"{report.done / seconds:,.0f} documents/s"] + ([f"{report.tokens / seconds:,.0f} tokens/s"] if report.tokens else [])
+    speed = report.done / seconds
+    shown = [f"{speed:,.{0 if speed >= 10 else 1}f} documents/s"] + ([f"{report.tokens / seconds:,.0f} tokens/s"] if report.tokens else [])
     if total and report.done:
         shown.append(f"{duration(max(total - report.done, 0) * seconds / report.done)} left")
     return shown

@@ -1,0 +1,105 @@
+"""Search: a query's best documents in a collection, each with its best passage. Commands, the API and the admin call the same functions."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inference.client import InferenceClient
+from inference.errors import InvalidRequest
+from inference.wire import EmbedJob
+
+from . import filters, spaces, vectors
+from .index import get_index
+from .models import Collection, Passage
+from .scoring import Scored
+
+MAX_LIMIT = 1_000
+QUERIES_PER_JOB = 512
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document, scored by its best passage: part, and characters [start, end) of the document's text."""
+
+    document_id: int
+    external_id: str
+    score: float
+    part: int
+    start: int
+    end: int
+    text: str | None = None          # of the passage, where asked for
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    hits: list[Hit]
+    exact: bool
+    tokens: int                      # of the query, as the model saw it
+
+
+def search(collection: Collection, query: str, *, client: InferenceClient, limit: int = 10,
+           filter: Mapping[str, Any] | None = None, include_text: bool = False) -> SearchResult:
+    """The `limit` best documents for a query.
+
+    Raises InvalidRequest for an empty query, a limit outside 1 to MAX_LIMIT or a filter that is none; Conflict where the
+    collection's model is not served or its vectors would not be comparable; what `client.embed` raises.
+    """
+    if not isinstance(query, str) or not query:
+        raise InvalidRequest("query: expected a text that is not empty", param="query")
+    _check_limit(limit)
+    if filter is not None:
+        filters.parse(filter)        # a wrong filter is told before a model runs
+    (vector,), tokens = embed_queries(collection, [query], client)
+    index = get_index()
+    documents = None if not filter else filters.matching(collection, _generation(collection), filter)
+    (found,) = index.search(collection, [vector], limit, documents=documents)
+    return SearchResult(_hits(found, include_text), "exact" in index.capabilities, tokens)
+
+
+def nearest(passage: Passage, limit: int = 10) -> list[Hit]:
+    """The documents nearest to a stored passage, itself left out. Needs no model."""
+    _check_limit(limit)
+    vector = vectors.decode(passage.vector, passage.rows, passage.dims, passage.dtype)
+    (found,) = get_index().search(passage.collection, [vector], limit, without=passage.pk)
+    return _hits(found, include_text=True)
+
+
+def embed_queries(collection: Collection, queries: Sequence[str], client: InferenceClient) -> tuple[list[NDArray[Any]], int]:
+    """A vector [Q, D] f32 per query, and the tokens of all. Q is 1 unless the space is multi-vector."""
+    spec = spaces.served(collection, client)
+    dims = collection.space.dims
+    rows: list[NDArray[Any]] = []
+    tokens = 0
+    for at in range(0, len(queries), QUERIES_PER_JOB):
+        items = tuple(collection.query_prompt + query for query in queries[at:at + QUERIES_PER_JOB])
+        result = client.embed(EmbedJob(items, model=spec.id, dimensions=None if dims == spec.dims else dims))
+        rows += result.vectors()
+        tokens += int(result.tokens.sum())
+    return rows, tokens
+
+
+def ranked(collection: Collection, queries: Sequence[str], *, client: InferenceClient, limit: int) -> list[list[Scored]]:
+    """By query its best documents: ids and scores only, embedded as one batch."""
+    embedded, _ = embed_queries(collection, queries, client)
+    return get_index().search(collection, embedded, limit)
+
+
+def _check_limit(limit: int) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise InvalidRequest(f"limit: expected 1 to {MAX_LIMIT}, found {limit}", param="limit")
+
+
+def _generation(collection: Collection) -> int:
+    return Collection.objects.values_list("generation", flat=True).get(pk=collection.pk)
+
+
+def _hits(found: list[Scored], include_text: bool) -> list[Hit]:
+    """In order; a passage that was removed while it was searched for is left out."""
+    rows = Passage.objects.select_related("document").defer("vector").in_bulk([scored.passage for scored in found])
+    return [Hit(row.document_id, row.document.external_id, scored.score, row.part, row.start, row.end,
+                row.document.text[row.start:row.end] if include_text else None, row.document.metadata)
+            for scored in found if (row := rows.get(scored.passage))]
