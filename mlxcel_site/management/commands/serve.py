@@ -13,7 +13,7 @@ from typing import Any
 from django.core.checks import Error
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import DatabaseError, connection, connections
 
 from inference.config import Settings, describe
 from inference.errors import ConfigError
@@ -50,6 +50,8 @@ class Command(BaseCommand):
         except ConfigError as error:
             raise CommandError(str(error)) from None
         host, port = options["host"], options["port"]
+        if not 1 <= port <= 65535:
+            raise CommandError(f"cannot listen on port {port}: expected 1 to 65535")
         if not _is_local(host) and not keys and not options["insecure_no_key"]:
             raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. Give --api-key-file "
                                "or set MLXCEL_API_KEYS; or say --insecure-no-key")
@@ -58,7 +60,10 @@ class Command(BaseCommand):
 
         if problems := [problem for problem in check_model_settings(None) if isinstance(problem, Error)]:
             raise CommandError("; ".join(f"{problem.msg} ({problem.hint})" for problem in problems))
-        call_command("migrate", verbosity=0, interactive=False)
+        try:
+            call_command("migrate", verbosity=0, interactive=False)
+        except DatabaseError as error:
+            raise CommandError(f"the database {connection.settings_dict['NAME']} cannot be used: {error}") from None
         connections.close_all()
         if not _is_local(host):
             os.environ.setdefault("DJANGO_ALLOWED_HOSTS", "*")
@@ -101,8 +106,6 @@ def _claim(host: str, port: int) -> str:
             return str(address[0])
     except OSError as error:
         raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}. Is a server running there? Choose another with --port") from None
-    except OverflowError:
-        raise CommandError(f"cannot listen on port {port}: expected 1 to 65535") from None
 
 
 def _run(address: str, port: int, threads: int) -> None:
