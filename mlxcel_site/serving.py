@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from multiprocessing import util
 
-from django.urls import get_resolver
+from django.core.checks.urls import check_url_config
 
 from inference.client import InferenceClient, get_client
 from inference.errors import ServiceError
@@ -26,14 +26,14 @@ def create() -> Callable[..., Iterable[bytes]]:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     util.Finalize(None, get_client().close, exitpriority=0)
-    get_resolver().url_patterns      # the first request would import them
+    check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
     return application
 
 
 def load_models(client: InferenceClient) -> None:
-    """Loads every configured model, and has each embed a word: kernels get compiled and a broken model shows now, not to the first caller."""
+    """Loads every configured model and has each embed a word: kernels get compiled, and a broken model shows now, not to a caller."""
     started = time.perf_counter()
     print("Loading models ...", flush=True)
     client.load()

@@ -43,7 +43,8 @@ def environment(var: Path, **settings: str) -> dict[str, str]:
 
 def refused(var: Path, *arguments: str, **settings: str) -> str:
     """What `manage.py serve` says when it does not start."""
-    done = subprocess.run([sys.executable, "manage.py", "serve", *arguments], cwd=ROOT, env=environment(var, **settings), capture_output=True,
+    done = subprocess.run([sys.executable, "manage.py", "serve", *arguments], cwd=ROOT, env=environment(var, **settings),
+                          capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr, done.stderr

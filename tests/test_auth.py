@@ -23,7 +23,8 @@ def http(served: FakeClient) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("listed", "keys"), [
-    ("a", ["a"]), ("a,b", ["a", "b"]), (" a , b", [" a ", " b"]), ('"a,b",c', ["a,b", "c"]), ('"a""b"', ['a"b']), ("a,,b,", ["a", "b"]), ("a,a", ["a"])])
+    ("a", ["a"]), ("a,b", ["a", "b"]), (" a , b", [" a ", " b"]), ('"a,b",c', ["a,b", "c"]), ('"a""b"', ['a"b']), ("a,,b,", ["a", "b"]),
+    ("a,a", ["a"])])
 def test_listed_keys(listed: str, keys: list[str]) -> None:
     found = load_keys(listed)
     assert len(found) == len(keys) and all(found.admits(key.encode()) for key in keys)
@@ -57,20 +58,23 @@ def test_keys_do_not_show() -> None:
 
 @pytest.mark.parametrize("headers", [
     {"Authorization": f"Bearer {KEY}"}, {"Authorization": KEY}, {"Authorization": f"bearer {KEY}"}, {"X-Api-Key": KEY}, {"Api-Key": KEY},
-    {"X-Api-Key": f"Bearer {KEY}"}, {"Authorization": "", "X-Api-Key": KEY}, {"Authorization": "Bearer other"}, {"Authorization": "Bearer  spaced "},
+    {"X-Api-Key": f"Bearer {KEY}"}, {"Authorization": "", "X-Api-Key": KEY}, {"Authorization": "Bearer other"},
+    {"Authorization": "Bearer  spaced "},
     {"Authorization": "Bearer é".encode().decode("latin-1")}])
 def test_who_is_let_in(http: Client, headers: dict[str, str]) -> None:
     assert http.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [
-    {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}, {"Authorization": "wrong", "X-Api-Key": KEY}, {"Authorization": f"Basic {KEY}"},
+    {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}, {"Authorization": "wrong", "X-Api-Key": KEY},
+    {"Authorization": f"Basic {KEY}"},
     {"Authorization": "Bearer spaced"}, {"X-Api-Key": "OTHER"}, {"Authorization": "Bearer \xff"}])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/embeddings", "/collections", "/nothing", "/health/ready", "/v1/../health"])
 def test_who_is_not(http: Client, headers: dict[str, str], path: str) -> None:
     response = http.get(path, headers=headers)
     assert (response.status_code, response["Content-Type"]) == (401, "application/json; charset=utf-8")
-    assert response.json() == {"error": {"message": "Invalid API Key", "type": "authentication_error", "param": None, "code": 401}, "detail": "Invalid API Key"}
+    assert response.json() == {"error": {"message": "Invalid API Key", "type": "authentication_error", "param": None, "code": 401},
+                               "detail": "Invalid API Key"}
     assert response["WWW-Authenticate"] == "Bearer"
 
 

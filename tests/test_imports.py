@@ -40,6 +40,7 @@ def test_models_know_nothing_of_the_web() -> None:
 
 
 def test_import_contracts() -> None:
-    done = subprocess.run([os.path.join(os.path.dirname(sys.executable), "lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([os.path.join(os.path.dirname(sys.executable), "lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True,
+                          text=True)
     if done.returncode:
         pytest.fail(done.stdout + done.stderr, pytrace=False)

@@ -1,4 +1,4 @@
-"""The official OpenAI client, as its users use it, against a real server: over a fake model, and over the real one where it is installed."""
+"""The official OpenAI client, as its users use it, against a real server: over a fake model, and over the real one."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -75,7 +75,8 @@ def test_no_model_is_asked_once(tmp_path: Path) -> None:
 
 
 def test_the_real_model(tmp_path: Path, minilm: Path) -> None:
-    with serving(tmp_path / "var", "--model", str(minilm), "--alias", f"text-embedding-3-small={minilm.name}", "--backend", "host") as server, \
+    with serving(tmp_path / "var", "--model", str(minilm), "--alias", f"text-embedding-3-small={minilm.name}", "--backend",
+                 "host") as server, \
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
         (model,) = client.models.list().data
         texts = ["The weather is lovely today.", "It is so sunny outside!", "He drove to the stadium."]

@@ -21,7 +21,17 @@ from hypothesis import strategies as st
 from embeddings import views
 from embeddings.models import Collection, VectorSpace
 from inference.client import get_client
-from inference.errors import Busy, Conflict, InferenceFailed, InvalidNumericResult, InvalidRequest, Loading, NotLoaded, ServiceError, TimedOut
+from inference.errors import (
+    Busy,
+    Conflict,
+    InferenceFailed,
+    InvalidNumericResult,
+    InvalidRequest,
+    Loading,
+    NotLoaded,
+    ServiceError,
+    TimedOut,
+)
 from inference.wire import EmbedResult
 from mlxcel_site import errors
 from mlxcel_site.codec import loads
@@ -106,7 +116,8 @@ def test_as_many_inputs_as_the_body_holds(http: Client) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "text/plain", "application/x-www-form-urlencoded",
-                                          "multipart/form-data; boundary=x", "multipart/form-data", "", "nonsense", "a/b/c;;=", "application/xml"])
+                                          "multipart/form-data; boundary=x", "multipart/form-data", "", "nonsense", "a/b/c;;=",
+                                          "application/xml"])
 def test_a_body_is_json_whatever_it_is_called(http: Client, content_type: str) -> None:
     assert post(http, {"input": "a"}, content_type=content_type).status_code == 200
     envelope(post(http, b"input=a", content_type=content_type), 400)
@@ -120,7 +131,8 @@ def test_the_answer_is_json_whatever_is_accepted(http: Client, accept: str) -> N
 # JSON
 
 @pytest.mark.parametrize(("body", "value"), [
-    (b'{"a": 1, "a": 2}', {"a": 2}), (b'\xef\xbb\xbf"a"', "a"), (rb'"\ud83d\ude00"', "\U0001f600"), (rb'"\ud800"', "\ufffd"), (rb'"\udc00x"', "\ufffdx"),
+    (b'{"a": 1, "a": 2}', {"a": 2}), (b'\xef\xbb\xbf"a"', "a"), (rb'"\ud83d\ude00"', "\U0001f600"), (rb'"\ud800"', "\ufffd"),
+    (rb'"\udc00x"', "\ufffdx"),
     (rb'"\ud800\ud83d\ude00\udfff"', "\ufffd\U0001f600\ufffd"), (rb'"\\ud800"', r"\ud800"), (rb'"\\\ud800\n"', "\\\ufffd\n"),
     (rb'"\ud800\u0041"', "\ufffdA"), (rb'{"\udead": "\uDBFFx"}', {"\ufffd": "\ufffdx"}), (b"18446744073709551615", 2**64 - 1),
 ])
@@ -139,9 +151,10 @@ def test_json_errors(body: bytes, message: str) -> None:
     assert str(caught.value) == f"invalid request body: {message}"
 
 
-@pytest.mark.parametrize("body", [b"NaN", b"[Infinity]", b"9" * 5000, b"1e999", b"[" * 5000, b"{'a': 1}", rb'"\ud80"', rb'"\u"', b"[1,]", b"\xff\xfe"])
+@pytest.mark.parametrize("body", [b"NaN", b"[Infinity]", b"9" * 5000, b"1e999", b"[" * 5000, b"{'a': 1}", rb'"\ud80"', rb'"\u"', b"[1,]",
+                                  b"\xff\xfe"])
 def test_what_is_not_json(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="^invalid request body: "):
+    with pytest.raises(InvalidRequest, match=r"^invalid request body: "):
         loads(body)
 
 
@@ -192,7 +205,8 @@ def test_no_model(http: Client, served: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [
-    ("GET", "/v1/embeddings", 405), ("PUT", "/v1/embeddings", 405), ("DELETE", "/v1/models", 405), ("POST", "/health", 405), ("BREW", "/health", 405),
+    ("GET", "/v1/embeddings", 405), ("PUT", "/v1/embeddings", 405), ("DELETE", "/v1/models", 405), ("POST", "/health", 405),
+    ("BREW", "/health", 405),
     ("GET", "/nothing", 404), ("POST", "/v1/nothing", 404), ("GET", "/static/nothing", 404), ("POST", "/v1/chat/completions", 404),
     ("GET", "/v1/models/nothing", 404), ("GET", "/collections/nothing", 404), ("GET", "/v1/%00", 404), ("GET", "/v1/\N{SNOWMAN}", 404),
 ])
@@ -272,7 +286,8 @@ def test_not_ready(http: Client, served: FakeClient, status: str, monkeypatch: p
 
 @pytest.fixture
 def collection(db: None) -> Collection:
-    space = VectorSpace.objects.create(fingerprint="f" * 64, model_id="fake-8", weights_hash="0" * 64, pooling="mean", normalize=2.0, dims=8, max_length=32)
+    space = VectorSpace.objects.create(fingerprint="f" * 64, model_id="fake-8", weights_hash="0" * 64, pooling="mean", normalize=2.0,
+                                       dims=8, max_length=32)
     return Collection.objects.create(name="books", space=space, query_prompt="query: ", text_fields=["text"])
 
 
@@ -291,7 +306,8 @@ def hits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
     def search(collection: Collection, query: str, **options: Any) -> SimpleNamespace:
         calls.append({"collection": collection.name, "query": query, **options})
-        hit = SimpleNamespace(document_id=1, external_id="d1", score=0.5, part=2, start=10, end=20, text="the text", metadata={"year": 1999})
+        hit = SimpleNamespace(document_id=1, external_id="d1", score=0.5, part=2, start=10, end=20, text="the text",
+                              metadata={"year": 1999})
         return SimpleNamespace(hits=[hit], exact=True, tokens=5)
 
     monkeypatch.setattr(views, "search", search)
@@ -304,7 +320,8 @@ def test_search(http: Client, collection: Collection, hits: list[dict[str, Any]]
         "object": "list", "collection": "books", "model": "fake-8", "exact": True,
         "data": [{"id": "d1", "score": 0.5, "part": 2, "start": 10, "end": 20, "text": "the text", "metadata": {"year": 1999}}],
         "usage": {"prompt_tokens": 5, "total_tokens": 5}}
-    assert hits == [{"collection": "books", "query": "a story", "client": get_client(), "limit": 3, "filter": {"year": 1999}, "include_text": True}]
+    assert hits == [{"collection": "books", "query": "a story", "client": get_client(), "limit": 3, "filter": {"year": 1999},
+                     "include_text": True}]
     assert "text" not in post(http, {"query": "a"}, "/collections/books/search").json()["data"][0]
 
 
@@ -332,6 +349,7 @@ def test_home(http: Client, collection: Collection, served: FakeClient, monkeypa
     assert "the model &lt;x&gt; is broken" in http.get("/").content.decode()
 
 
+@pytest.mark.django_db
 def test_docs_need_nothing_from_elsewhere(http: Client) -> None:
     page = http.get("/docs").content.decode()
     assert "/static/drf_spectacular_sidecar/swagger-ui-dist/swagger-ui-bundle.js" in page and "https://" not in page
@@ -360,9 +378,11 @@ def test_schema_is_complete(http: Client) -> None:
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12)
-FIELDS = ["input", "model", "encoding_format", "dimensions", "instruction", "embd_normalize", "user", "encoding_type", "output_dimension", "output_dtype",
-          "prompt_name", "input_type", "normalize", "truncate", "truncation", "truncate_prompt_tokens", "truncation_direction", "late_chunking"]
-LIKELY = st.sampled_from(["a", ["a", "b"], [1, 2], [[1], [2]], [{"type": "text", "text": "a"}], "fake-8", "base64", "float", 4, -1, 0, True, False, None, "END"])
+FIELDS = ["input", "model", "encoding_format", "dimensions", "instruction", "embd_normalize", "user", "encoding_type", "output_dimension",
+          "output_dtype", "prompt_name", "input_type", "normalize", "truncate", "truncation", "truncate_prompt_tokens", "truncation_direction",
+          "late_chunking"]
+LIKELY = st.sampled_from(["a", ["a", "b"], [1, 2], [[1], [2]], [{"type": "text", "text": "a"}], "fake-8", "base64", "float", 4, -1, 0,
+                          True, False, None, "END"])
 
 
 def sound(response: Any) -> None:
@@ -388,7 +408,8 @@ def test_no_bytes_give_a_500(http: Client, body: bytes, content_type: str) -> No
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.text(st.characters(codec="utf-8", exclude_characters="?#"), max_size=20), method=st.sampled_from(["GET", "POST", "HEAD", "PATCH"]))
+@given(path=st.text(st.characters(codec="utf-8", exclude_characters="?#"), max_size=20),
+       method=st.sampled_from(["GET", "POST", "HEAD", "PATCH"]))
 def test_no_path_gives_a_page(http: Client, path: str, method: str) -> None:
     response = http.generic(method, f"/v1/{path}", b"{}")
     assert response.status_code in (200, 400, 404, 405) and response["Content-Type"].startswith("application/json")

@@ -31,7 +31,8 @@ def test_start_answer_stop(var: Path) -> None:
         assert server.stop() < 5 and server.process.returncode == 0
         said = server.log.read_text()
     port = server.url.rpartition(":")[2]
-    for line in (f"API    http://localhost:{port}/v1", f"docs   http://localhost:{port}/docs", f"admin  http://localhost:{port}/admin/", "fake-8: 8 dim"):
+    for line in (f"API    http://localhost:{port}/v1", f"docs   http://localhost:{port}/docs", f"admin  http://localhost:{port}/admin/",
+                 "fake-8: 8 dim"):
         assert line in said
     assert (var / "secret_key").read_text() not in said and "Traceback" not in said
 
@@ -46,7 +47,7 @@ def test_ctrl_c(var: Path) -> None:
 
 def test_the_secret_key_stays(var: Path) -> None:
     show = [sys.executable, "-c", "from mlxcel_site.settings import SECRET_KEY; print(SECRET_KEY)"]
-    first, second = (subprocess.run(show, cwd=ROOT, env=environment(var), capture_output=True, text=True, check=True).stdout for _ in range(2))
+    first, second = (subprocess.check_output(show, cwd=ROOT, env=environment(var), text=True) for _ in range(2))
     assert first == second and len(first.strip()) >= 50
 
 
@@ -69,7 +70,8 @@ def test_listening_elsewhere_needs_a_key(var: Path) -> None:
     assert "without an API key" in message and "--insecure-no-key" in message
     with serving(var, "--host", "0.0.0.0", "--api-key", 'a,"b', **FAKE) as server:
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": 'Bearer a,"b', "Host": "elsewhere.example"}).status_code == 200
+        headers = {"Authorization": 'Bearer a,"b', "Host": "elsewhere.example"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
         assert 'a,"b' not in server.log.read_text()
     with serving(var, "--host", "0.0.0.0", "--insecure-no-key", **FAKE) as server:
         assert httpx.get(f"{server.url}/v1/models").status_code == 200
@@ -78,7 +80,8 @@ def test_listening_elsewhere_needs_a_key(var: Path) -> None:
 def test_keys_of_a_file_and_of_the_environment_add_up(var: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("alice\n")
     with serving(var, "--api-key-file", str(tmp_path / "keys"), "--api-key", "carol", **FAKE, MLXCEL_API_KEYS="bob") as server:
-        assert [httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": key}).status_code for key in ("alice", "bob", "carol", "dave")] == [200, 200, 200, 401]
+        for key, status in (("alice", 200), ("bob", 200), ("carol", 200), ("dave", 401)):
+            assert httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": key}).status_code == status
 
 
 @pytest.mark.parametrize(("settings", "arguments", "says"), [
@@ -113,8 +116,11 @@ def test_bodies_over_the_wire(var: Path) -> None:
 def test_requests_in_flight_are_answered_when_it_stops(var: Path) -> None:
     with serving(var, MLXCEL_TRANSPORT="tests.fakes.SlowClient") as server:
         answers: list[int] = []
-        callers = [threading.Thread(target=lambda: answers.append(httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).status_code))
-                   for _ in range(4)]
+
+        def call() -> None:
+            answers.append(httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).status_code)
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
         for caller in callers:
             caller.start()
         time.sleep(0.4)
