@@ -13,19 +13,17 @@ from typing import Any, Literal
 from django.conf import settings
 
 from inference.client import InferenceClient
-from inference.errors import InvalidRequest, NotFound, NotLoaded, UnsupportedCapability
+from inference.errors import InvalidRequest, NotLoaded, UnsupportedCapability
 from inference.wire import EmbedJob, Item, ModelSpec
-
-from .models import Collection
 
 EncodingFormat = Literal["float", "base64"]
 
 NOT_LOADED = ("This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
               "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.")
 FOREIGN_IDS = "If a LangChain OpenAIEmbeddings sent it, set check_embedding_ctx_length=False there: its ids are of another tokenizer"
+PART_FORMS = '{"type": "text", "text": "..."} or {"type": "image_url", "image_url": {"url": "..."}}'
 U32 = 2**32
 QUERY, DOCUMENT = ("query", "search_query", "retrieval.query"), ("document", "passage", "search_document", "retrieval.passage")
-MAX_HITS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +103,8 @@ def _direction(value: Any) -> str:
 
 
 EMBED_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "model": _string, "input": _anything, "encoding_format": _string, "dimensions": _count, "instruction": _string, "embd_normalize": _signed,
-    "user": _anything,
+    "model": _string, "input": _anything, "encoding_format": _string, "dimensions": _count, "instruction": _string,
+    "embd_normalize": _signed, "user": _anything,
     # what other servers call them, or have besides
     "encoding_type": _string, "embedding_type": _string, "output_dimension": _count, "output_dtype": _string,
     "prompt_name": _string, "input_type": _string, "task": _string, "normalize": _boolean, "normalized": _boolean,
@@ -133,23 +131,11 @@ def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:
 
 
 def parse_search(body: object) -> SearchRequest:
-    """A body of POST /collections/{name}/search."""
+    """A body of POST /collections/{name}/search; the values are judged where the search is."""
     if isinstance(body, dict) and body.get("query") is None:
         raise InvalidRequest('"query" must be provided', param="query")
     fields = {name: value for name, value in _fields(body, SEARCH_FIELDS).items() if value is not None}
-    if not fields["query"]:
-        raise InvalidRequest("`query` is an empty string", param="query")
-    if not 1 <= fields.get("limit", 1) <= MAX_HITS:
-        raise InvalidRequest(f"`limit` must be between 1 and {MAX_HITS}, got {fields['limit']}", param="limit")
     return SearchRequest(**fields)
-
-
-def find_collection(name: str) -> Collection:
-    """The collection of a URL. Raises NotFound (404)."""
-    collection = Collection.objects.select_related("space").filter(name=name).first()
-    if collection is None:
-        raise NotFound(f"there is no collection `{name}`", param="name", code="collection_not_found")
-    return collection
 
 
 def _malformed(detail: str, param: str | None = None) -> InvalidRequest:
@@ -157,7 +143,7 @@ def _malformed(detail: str, param: str | None = None) -> InvalidRequest:
 
 
 def _fields(body: object, known: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Known fields of the right type, in the table's order; null stays None. Unknown ones are dropped, or refused when the server is strict."""
+    """Known fields of the right type, in the table's order; null stays None. Unknown ones are dropped, or refused by a strict server."""
     if not isinstance(body, dict):
         raise _malformed(f"expected an object, got {_kind(body)}")
     if settings.STRICT_FIELDS and (unknown := [name for name in body if name not in known]):
@@ -196,8 +182,8 @@ def _items(value: Any) -> list[str | tuple[int, ...] | _Image]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise _malformed("`input` must be a string, a list of strings, a list of token ids, a list of lists of token ids, or a list of parts; "
-                         f"got {_kind(value)}", "input")
+        raise _malformed("`input` must be a string, a list of strings, a list of token ids, a list of lists of token ids, "
+                         f"or a list of parts; got {_kind(value)}", "input")
     kinds = set(map(type, value))
     if kinds <= {int}:
         return [_token_ids(value, "input")]
@@ -230,7 +216,7 @@ def _part(part: dict[str, Any], where: str) -> str | _Image:
             return text
         case {"type": "image_url", "image_url": {"url": str()}}:
             return _Image()
-    raise _malformed(f'{where} must be {{"type": "text", "text": "..."}} or {{"type": "image_url", "image_url": {{"url": "..."}}}}', "input")
+    raise _malformed(f"{where} must be {PART_FORMS}", "input")
 
 
 def _model(name: str | None, client: InferenceClient) -> ModelSpec:
@@ -243,7 +229,9 @@ def _model(name: str | None, client: InferenceClient) -> ModelSpec:
     if settings.ACCEPT_ANY_MODEL:
         return default
     served = [model.id for model in client.models() if model.kind == "embedding"]
-    which = f"the served embedding model `{default.id}`" if len(served) == 1 else f"a served embedding model ({', '.join(f'`{s}`' for s in served)})"
+    which = f"the served embedding model `{default.id}`"
+    if len(served) > 1:
+        which = f"a served embedding model: `{'`, `'.join(served)}`"
     raise InvalidRequest(f"model `{_short(name or '')}` is not {which}", param="model", code="model_not_found")
 
 
@@ -319,8 +307,8 @@ def _truncate(fields: dict[str, Any], model: ModelSpec) -> bool:
     for name in ("truncate", "truncation", "truncate_prompt_tokens"):
         value = fields.get(name)
         if type(value) is int and value != -1 and value < model.max_length:
-            raise UnsupportedCapability(f"`{name}` {value} is below the model's limit of {model.max_length} tokens, which is where inputs are cut",
-                                        param=name)
+            raise UnsupportedCapability(
+                f"`{name}` {value} is below the model's limit of {model.max_length} tokens, which is where inputs are cut", param=name)
     _, value = _first(fields, "truncate", "truncation")
     refused = value is False or value in ("NONE", "START")
     return not refused and fields.get("truncation_direction") != "left"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
-    """OpenAI's list. A vector is a list of numbers, or base64 of its little-endian float32 bytes; of a multi-vector model it is a list of rows,
-    or base64 of all rows and their `shape`."""
+    """OpenAI's list. A vector is a list of numbers, or base64 of its little-endian float32 bytes; of a multi-vector model it is a list of
+    rows, or base64 of all rows and their `shape`."""
     encode = {"float": _floats, "base64": _base64}[request.encoding_format]
     data = np.ascontiguousarray(result.data, dtype="<f4")
     ends = np.cumsum(result.rows)

@@ -1,5 +1,5 @@
-"""What the OpenAPI document says of these routes. `SCHEMAS` are named components; `x-errors` lists the error statuses of an operation, which
-the project fills in with the one error body."""
+"""What the OpenAPI document says of these routes. `SCHEMAS` are named components; `x-errors` lists the error statuses of an operation,
+which the project fills in with the one error body."""
 from __future__ import annotations
 
 from typing import Any
@@ -25,23 +25,27 @@ TOKEN_IDS = _list({"type": "integer", "minimum": 0}, minItems=1)
 PART = _object({"type": {"const": "text"}, "text": STRING}, "type text")
 USAGE = _object({
     "prompt_tokens": INTEGER, "total_tokens": INTEGER,
-    "truncated_inputs": {**INTEGER, "description": "Inputs that were cut to the model's limit; absent when none was."}}, "prompt_tokens total_tokens")
+    "truncated_inputs": {**INTEGER, "description": "Inputs that were cut to the model's limit; absent when none was."},
+}, "prompt_tokens total_tokens")
 
 SCHEMAS: dict[str, Any] = {
     "Usage": USAGE,
     "EmbeddingRequest": _object({
         "input": {"description": "What to embed. Token ids are used as they are; no special tokens are added to them.", "oneOf": [
-            {**STRING, "minLength": 1}, _list({**STRING, "minLength": 1}, minItems=1), TOKEN_IDS, _list(TOKEN_IDS, minItems=1), _list(PART, minItems=1)]},
+            {**STRING, "minLength": 1}, _list({**STRING, "minLength": 1}, minItems=1), TOKEN_IDS, _list(TOKEN_IDS, minItems=1),
+            _list(PART, minItems=1)]},
         "model": {**STRING, "description": "A served model: its id, its full repository id or an alias. The first one when absent."},
         "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float",
                             "description": "base64: little-endian float32 bytes, bit for bit the numbers of `float`. "
                                            "Also accepted as `encoding_type` or `embedding_type`."},
-        "dimensions": {**INTEGER, "minimum": 1, "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
+        "dimensions": {**INTEGER, "minimum": 1,
+                       "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
         "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
-        "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each text. "
-                                                "Ignored by checkpoints without prompts. Also `prompt_name` or `task`."},
-        "embd_normalize": {**INTEGER, "minimum": -1, "description": "-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm. "
-                                                                    "The checkpoint's own when absent. Also `normalize`: true or false."},
+        "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
+                                                "text. Ignored by checkpoints without prompts. Also `prompt_name` or `task`."},
+        "embd_normalize": {**INTEGER, "minimum": -1,
+                           "description": "-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm. "
+                                          "The checkpoint's own when absent. Also `normalize`: true or false."},
         "truncate": {**BOOLEAN, "default": True, "description": "false: an input over the model's limit is an error instead of being cut."},
         "user": {**STRING, "description": "Ignored."},
     }, "input", description="Unknown fields are ignored, unless the server runs with MLXCEL_STRICT_FIELDS=1."),
@@ -55,15 +59,17 @@ SCHEMAS: dict[str, Any] = {
         "model": STRING, "usage": _ref("Usage")}, "object data model usage"),
     "Collection": _object({
         "id": {**STRING, "description": "The collection's name."}, "object": {"const": "collection"},
-        "created": INTEGER, "updated": INTEGER, "documents": INTEGER, "model": STRING, "dims": INTEGER, "pooling": STRING, "normalize": NUMBER,
-        "max_length": INTEGER, "multi_vector": BOOLEAN,
+        "created": INTEGER, "updated": INTEGER, "documents": INTEGER, "model": STRING, "dims": INTEGER, "pooling": STRING,
+        "normalize": NUMBER, "max_length": INTEGER, "multi_vector": BOOLEAN,
         "fingerprint": {**STRING, "description": "Of everything that makes two vectors comparable."},
-        "document_prompt": STRING, "query_prompt": STRING, "split_tokens": INTEGER, "split_overlap": INTEGER}, "id object documents model dims"),
+        "document_prompt": STRING, "query_prompt": STRING, "split_tokens": INTEGER, "split_overlap": INTEGER,
+    }, "id object documents model dims"),
     "CollectionList": _object({"object": {"const": "list"}, "data": _list(_ref("Collection"))}, "object data"),
     "SearchRequest": _object({
         "query": {**STRING, "minLength": 1},
         "limit": {**INTEGER, "minimum": 1, "maximum": 1000, "default": 10, "description": "Documents to return at most."},
-        "filter": _object({}, description="Only documents whose metadata has these values.", additionalProperties=True),
+        "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
+                                          "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
         "include_text": {**BOOLEAN, "default": False}}, "query"),
     "SearchResponse": _object({
         "object": {"const": "list"}, "collection": STRING, "model": STRING,
@@ -93,7 +99,8 @@ create_embeddings = extend_schema(
     extensions={"x-errors": [400, 413, 501, 503, 504]},
     examples=[
         _request("One text", {"input": "The weather is lovely today."}),
-        _request("Several texts, cut to 64 dimensions", {"input": ["The weather is lovely today.", "He drove to the stadium."], "dimensions": 64}),
+        _request("Several texts, cut to 64 dimensions", {
+            "input": ["The weather is lovely today.", "He drove to the stadium."], "dimensions": 64}),
         _request("Token ids, as base64", {"input": [[101, 7592, 102]], "encoding_format": "base64"}),
         _response("One text", {
             "object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.0191, 0.1201, 0.1596]}],
@@ -102,12 +109,12 @@ create_embeddings = extend_schema(
 list_collections = extend_schema(
     operation_id="listCollections", summary="List the collections", tags=["Collections"], responses={200: _ref("CollectionList")})
 retrieve_collection = extend_schema(
-    operation_id="retrieveCollection", summary="One collection", tags=["Collections"], parameters=[NAME], responses={200: _ref("Collection")},
-    extensions={"x-errors": [404]})
+    operation_id="retrieveCollection", summary="One collection", tags=["Collections"], parameters=[NAME],
+    responses={200: _ref("Collection")}, extensions={"x-errors": [404]})
 search_collection = extend_schema(
     operation_id="searchCollection", summary="Search a collection", tags=["Collections"], parameters=[NAME],
-    description="The query is embedded with the collection's model, which has to be served. A document that was split into passages appears once, "
-                "with its best passage.",
+    description="The query is embedded with the collection's model, which has to be served. A document that was split into passages "
+                "appears once, with its best passage.",
     request={"application/json": _ref("SearchRequest")}, responses={200: _ref("SearchResponse")},
     extensions={"x-errors": [400, 404, 409, 413, 501, 503, 504]},
     examples=[

@@ -8,9 +8,9 @@ from rest_framework.views import APIView
 
 from inference.client import get_client
 
-from . import schema
+from . import corpus, schema
 from .models import Collection
-from .parsing import find_collection, parse_embed, parse_search
+from .parsing import parse_embed, parse_search
 from .rendering import render_collection, render_embeddings, render_hits
 from .search import search
 
@@ -33,7 +33,7 @@ class Collections(APIView):
 class OneCollection(APIView):
     @schema.retrieve_collection
     def get(self, request: Request, name: str) -> Response:
-        collection = find_collection(name)
+        collection = corpus.get(name)
         collection.document_count = collection.documents.count()  # type: ignore[attr-defined]
         return Response(render_collection(collection))
 
@@ -41,7 +41,8 @@ class OneCollection(APIView):
 class Search(APIView):
     @schema.search_collection
     def post(self, request: Request, name: str) -> Response:
-        collection = find_collection(name)
+        collection = corpus.get(name)
         wanted = parse_search(request.data)
-        result = search(collection, wanted.query, client=get_client(), limit=wanted.limit, filter=wanted.filter, include_text=wanted.include_text)
+        result = search(collection, wanted.query, client=get_client(), limit=wanted.limit, filter=wanted.filter,
+                        include_text=wanted.include_text)
         return render_hits(collection, result, include_text=wanted.include_text)

@@ -24,8 +24,7 @@ from inference.errors import InvalidRequest, NotFound, ServiceError, TooLarge, U
 log = structlog.get_logger(__name__)
 
 NUMERIC_CODE = {"authentication_error", "unavailable_error"}     # llama-server's envelope: `code` is the status
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         405: "invalid_request_error", 429: "rate_limit_error", 503: "server_busy"}
+TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 405: "invalid_request_error"}
 
 
 class Unavailable(ServiceError):
@@ -50,7 +49,8 @@ def respond(error: ServiceError) -> HttpResponse:
 
 def _answer(status: int, message: str, type: str, *, param: str | None = None, code: str | None = None,
             headers: Mapping[str, str] | None = None) -> HttpResponse:
-    body = {"error": {"message": message, "type": type, "param": param, "code": status if type in NUMERIC_CODE else code}, "detail": message}
+    error = {"message": message, "type": type, "param": param, "code": status if type in NUMERIC_CODE else code}
+    body = {"error": error, "detail": message}
     content_type = "application/json; charset=utf-8" if status == 401 else "application/json"
     return HttpResponse(orjson.dumps(body), status=status, content_type=content_type, headers=headers)
 
@@ -73,8 +73,7 @@ def respond_to(error: Exception) -> HttpResponse:
         case PermissionDenied():
             return _answer(403, "not allowed", TYPES[403])
         case rest.APIException():
-            wait = {"Retry-After": str(int(error.wait) + 1)} if isinstance(error, rest.Throttled) and error.wait is not None else None
-            return _answer(error.status_code, str(error.detail), TYPES.get(error.status_code, "server_error"), headers=wait)
+            return _answer(error.status_code, str(error.detail), TYPES.get(error.status_code, "server_error"))
         case _:
             log.error("request_failed", error=repr(error), exc_info=error)
             return _answer(500, "internal server error; the log has it under the id in x-request-id", ServiceError.type)

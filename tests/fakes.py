@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,3 +91,11 @@ class FakeClient:
         step = max(words - overlap, 1)
         cuts = range(0, max(len(edges) - overlap, 1), step) if edges else ()
         return [Span(edges[i][0], edges[min(i + words, len(edges)) - 1][1], min(words, len(edges) - i) + 2) for i in cuts]
+
+
+class SlowClient(FakeClient):
+    """Takes a second for each request."""
+
+    def embed(self, job: EmbedJob) -> EmbedResult:
+        time.sleep(1)
+        return super().embed(job)

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.checks import Error
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import DatabaseError, connection, connections
 
 from inference.config import Settings, describe
 from inference.errors import ConfigError
@@ -30,17 +30,20 @@ class Command(BaseCommand):
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.epilog = "environment:\n" + "\n".join(
             f"  {name}={default}\n      {meaning}" for name, default, meaning in describe()).replace("%", "%%")
-        parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; elsewhere than on this machine a key is needed)")
+        parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; any but this machine's own needs a key)")
         parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080)")
-        parser.add_argument("--model", action="append", metavar="MODEL", help="embedding model: a directory or a Hugging Face id; may be repeated")
+        parser.add_argument("--model", action="append", metavar="MODEL",
+                            help="embedding model: a directory or a Hugging Face id; may be repeated")
         parser.add_argument("--alias", action="append", metavar="NAME=MODEL", help="another name for a model; may be repeated")
-        parser.add_argument("--api-key", action="append", metavar="KEY", help="key callers have to send (others on this machine can see it in the "
-                            "list of processes: prefer --api-key-file or MLXCEL_API_KEYS)")
+        parser.add_argument("--api-key", action="append", metavar="KEY",
+                            help="key callers have to send; may be repeated. Others on this machine can see it in the list of processes: "
+                                 "prefer --api-key-file or MLXCEL_API_KEYS")
         parser.add_argument("--api-key-file", metavar="FILE", help="file with one key a line")
         parser.add_argument("--insecure-no-key", action="store_true", help="listen elsewhere than on this machine without a key")
         parser.add_argument("--backend", choices=("auto", "mlx", "host"), help="what runs the models (auto)")
         parser.add_argument("--threads", type=int, metavar="N", help="worker threads of the host backend (number of CPUs)")
-        parser.add_argument("--web-threads", type=int, metavar="N", help="requests handled at a time, waiting ones included (queue depth + 16)")
+        parser.add_argument("--web-threads", type=int, metavar="N",
+                            help="requests handled at a time, waiting ones included (queue depth + 16)")
         parser.add_argument("--download", action="store_true", help="fetch models that are not on this machine from the Hugging Face hub")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -50,15 +53,20 @@ class Command(BaseCommand):
         except ConfigError as error:
             raise CommandError(str(error)) from None
         host, port = options["host"], options["port"]
+        if not 1 <= port <= 65535:
+            raise CommandError(f"cannot listen on port {port}: expected 1 to 65535")
         if not _is_local(host) and not keys and not options["insecure_no_key"]:
-            raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. Give --api-key-file "
-                               "or set MLXCEL_API_KEYS; or say --insecure-no-key")
+            raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. "
+                               "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key")
         address = _claim(host, port)
         from mlxcel_site.checks import check_model_settings
 
         if problems := [problem for problem in check_model_settings(None) if isinstance(problem, Error)]:
             raise CommandError("; ".join(f"{problem.msg} ({problem.hint})" for problem in problems))
-        call_command("migrate", verbosity=0, interactive=False)
+        try:
+            call_command("migrate", verbosity=0, interactive=False)
+        except DatabaseError as error:
+            raise CommandError(f"the database {connection.settings_dict['NAME']} cannot be used: {error}") from None
         connections.close_all()
         if not _is_local(host):
             os.environ.setdefault("DJANGO_ALLOWED_HOSTS", "*")
@@ -92,7 +100,8 @@ def _is_local(host: str) -> bool:
 
 
 def _claim(host: str, port: int) -> str:
-    """The numeric address of `host`, free to listen on. Fails where granian would not: it shares ports, so a second server would take half of the first one's requests."""
+    """The numeric address of `host`, free to listen on. Fails where granian would not: it shares ports, so a second server would take
+    half of the first one's requests."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -100,19 +109,17 @@ def _claim(host: str, port: int) -> str:
             probe.bind(address)
             return str(address[0])
     except OSError as error:
-        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}. Is a server running there? Choose another with --port") from None
-    except OverflowError:
-        raise CommandError(f"cannot listen on port {port}: expected 1 to 65535") from None
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}. Choose another with --port or --host") from None
 
 
 def _run(address: str, port: int, threads: int) -> None:
-    from granian import Granian  # type: ignore[attr-defined]
+    from granian import Granian
     from granian.constants import Interfaces
     from granian.log import LogLevels
 
     # A fresh process, not a fork of this one: MLX does not survive a fork, and no connection or lock is shared.
     multiprocessing.set_start_method("spawn", force=True)
     Granian(
-        "mlxcel_site.serving:create", factory=True, address=address, port=port, interface=Interfaces.WSGI, workers=1, blocking_threads=threads,
-        backpressure=max(threads, 128), log_level=LogLevels.error, workers_kill_timeout=STOP_SECONDS,
+        "mlxcel_site.serving:create", factory=True, address=address, port=port, interface=Interfaces.WSGI, workers=1,
+        blocking_threads=threads, backpressure=max(threads, 128), log_level=LogLevels.error, workers_kill_timeout=STOP_SECONDS,
     ).serve()

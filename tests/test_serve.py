@@ -1,0 +1,130 @@
+"""`manage.py serve` as a person meets it: a real process, real sockets, real signals."""
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.servers import FAKE, ROOT, environment, free_port, refused, serving
+
+
+@pytest.fixture
+def var(tmp_path: Path) -> Path:
+    return tmp_path / "var"
+
+
+def test_start_answer_stop(var: Path) -> None:
+    with serving(var, **FAKE) as server:
+        assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).json()["model"] == "fake-8"
+        assert httpx.get(f"{server.url}/admin/", follow_redirects=True).status_code == 200
+        assert httpx.get(f"{server.url}/collections").json() == {"object": "list", "data": []}
+        assert stat.S_IMODE((var / "secret_key").stat().st_mode) == 0o600 and stat.S_IMODE(var.stat().st_mode) == 0o700
+        assert server.stop() < 5 and server.process.returncode == 0
+        said = server.log.read_text()
+    port = server.url.rpartition(":")[2]
+    for line in (f"API    http://localhost:{port}/v1", f"docs   http://localhost:{port}/docs", f"admin  http://localhost:{port}/admin/",
+                 "fake-8: 8 dim"):
+        assert line in said
+    assert (var / "secret_key").read_text() not in said and "Traceback" not in said
+
+
+def test_ctrl_c(var: Path) -> None:
+    with serving(var, **FAKE) as server:
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 0 and time.monotonic() - started < 5
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_the_secret_key_stays(var: Path) -> None:
+    show = [sys.executable, "-c", "from mlxcel_site.settings import SECRET_KEY; print(SECRET_KEY)"]
+    first, second = (subprocess.check_output(show, cwd=ROOT, env=environment(var), text=True) for _ in range(2))
+    assert first == second and len(first.strip()) >= 50
+
+
+def test_the_secret_key_is_one_for_processes_that_start_together(var: Path) -> None:
+    show = [sys.executable, "-c", "from mlxcel_site.settings import SECRET_KEY; print(SECRET_KEY)"]
+    processes = [subprocess.Popen(show, cwd=ROOT, env=environment(var), stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({process.communicate()[0] for process in processes}) == 1
+    assert [file.name for file in var.iterdir()] == ["secret_key"]
+
+
+def test_a_port_in_use(var: Path) -> None:
+    with serving(var, **FAKE) as server:
+        port = server.url.rpartition(":")[2]
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in refused(var, "--port", port, **FAKE)
+    assert "cannot listen on port 70000" in refused(var, "--port", "70000", **FAKE)
+
+
+def test_listening_elsewhere_needs_a_key(var: Path) -> None:
+    message = refused(var, "--host", "0.0.0.0", "--port", str(free_port()), **FAKE)
+    assert "without an API key" in message and "--insecure-no-key" in message
+    with serving(var, "--host", "0.0.0.0", "--api-key", 'a,"b', **FAKE) as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        headers = {"Authorization": 'Bearer a,"b', "Host": "elsewhere.example"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+        assert 'a,"b' not in server.log.read_text()
+    with serving(var, "--host", "0.0.0.0", "--insecure-no-key", **FAKE) as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 200
+
+
+def test_keys_of_a_file_and_of_the_environment_add_up(var: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice\n")
+    with serving(var, "--api-key-file", str(tmp_path / "keys"), "--api-key", "carol", **FAKE, MLXCEL_API_KEYS="bob") as server:
+        for key, status in (("alice", 200), ("bob", 200), ("carol", 200), ("dave", 401)):
+            assert httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": key}).status_code == status
+
+
+@pytest.mark.parametrize(("settings", "arguments", "says"), [
+    ({"MLXCEL_TRANSPORT": "no.such.Client"}, (), "MLXCEL_TRANSPORT='no.such.Client' cannot be loaded"),
+    ({"MLXCEL_EMBEDDING_QUEUE_DEPTH": "many"}, (), "MLXCEL_EMBEDDING_QUEUE_DEPTH='many': expected a whole number"),
+    ({"MLXCEL_API_KEYS": ","}, (), "MLXCEL_API_KEYS is set but holds no key"),
+    ({"WEB_CONCURRENCY": "2"}, (), "WEB_CONCURRENCY=2: with the local transport every web process would load its own copy"),
+    ({}, ("--model", "/no/such/model"), "/no/such/model"),
+    ({**FAKE, "DATABASE_URL": "sqlite:////no/such/folder/x.sqlite3"}, (), "unable to open database file"),
+])
+def test_what_cannot_work_is_said(var: Path, settings: dict[str, str], arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(var, "--port", str(free_port()), *arguments, **settings)
+
+
+def test_bodies_over_the_wire(var: Path) -> None:
+    """What only a real server can show: chunks, a body over the limit, a connection that ends early, HEAD."""
+    with serving(var, **FAKE) as server:
+        body = json.dumps({"input": ["a"] * 3000}).encode()
+        chunked = httpx.post(f"{server.url}/v1/embeddings/", content=(body[i:i + 1000] for i in range(0, len(body), 1000)))
+        assert len(chunked.json()["data"]) == 3000
+        for content in (b" " * (64 * 2**20 + 1), (b" " * 2**20 for _ in range(65))):
+            response = httpx.post(f"{server.url}/v1/embeddings", content=content, timeout=60)
+            assert (response.status_code, response.json()["error"]["message"]) == (413, "Request body too large.")
+        head = httpx.head(f"{server.url}/v1/models")
+        assert (head.status_code, head.content) == (200, b"")
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as broken:
+            broken.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_requests_in_flight_are_answered_when_it_stops(var: Path) -> None:
+    with serving(var, MLXCEL_TRANSPORT="tests.fakes.SlowClient") as server:
+        answers: list[int] = []
+
+        def call() -> None:
+            answers.append(httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).status_code)
+
+        callers = [threading.Thread(target=call) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        time.sleep(0.4)
+        assert server.stop() < 8
+        for caller in callers:
+            caller.join()
+        assert answers == [200] * 4
