@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from django.core.management import call_command
 from django.test import Client
@@ -47,6 +49,8 @@ def same(told: Any, true: Any, where: str) -> None:
         assert len(told) == len(true), where
         for i, (a, b) in enumerate(zip(told, true, strict=True)):
             same(a, b, f"{where}[{i}]")
+    elif where.endswith(".embedding") and isinstance(told, str):
+        assert np.frombuffer(b64decode(true), "<f4") == pytest.approx(np.frombuffer(b64decode(told), "<f4"), abs=1e-5), where
     elif isinstance(told, float):
         assert true == pytest.approx(told, abs=0.5 * 10 ** -len(str(told).partition(".")[2]) + 1e-9), where
     else:
@@ -63,5 +67,5 @@ def test_examples(http: Client) -> None:
 
 def test_routes_are_listed() -> None:
     listed = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", TEXT))
-    assert listed == {"/v1/embeddings", "/v1/models", "/v1/models/{id}", "/collections", "/collections/{name}", "/collections/{name}/search",
-                      "/health", "/health/ready"}
+    assert listed == {"/v1/embeddings", "/v1/models", "/v1/models/{id}", "/health", "/health/ready", "/collections", "/collections/{name}",
+                      "/collections/{name}/search"}

@@ -379,8 +379,8 @@ def test_schema_is_complete(http: Client) -> None:
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12)
 FIELDS = ["input", "model", "encoding_format", "dimensions", "instruction", "embd_normalize", "user", "encoding_type", "output_dimension",
-          "output_dtype", "prompt_name", "input_type", "normalize", "truncate", "truncation", "truncate_prompt_tokens", "truncation_direction",
-          "late_chunking"]
+          "output_dtype", "prompt_name", "input_type", "normalize", "truncate", "truncation", "truncate_prompt_tokens",
+          "truncation_direction", "late_chunking"]
 LIKELY = st.sampled_from(["a", ["a", "b"], [1, 2], [[1], [2]], [{"type": "text", "text": "a"}], "fake-8", "base64", "float", 4, -1, 0,
                           True, False, None, "END"])
 

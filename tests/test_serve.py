@@ -128,3 +128,27 @@ def test_requests_in_flight_are_answered_when_it_stops(var: Path) -> None:
         for caller in callers:
             caller.join()
         assert answers == [200] * 4
+
+
+def test_json_logs_name_the_request_and_nothing_secret(var: Path) -> None:
+    with serving(var, "--api-key", "k-secret", **FAKE, MLXCEL_LOG_FORMAT="json") as server:
+        answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "t-secret"}, headers={"X-Api-Key": "k-secret"})
+        httpx.post(f"{server.url}/v1/embeddings", json={"input": "t-secret"}, headers={"X-Api-Key": "wrong-secret"})
+        server.stop()
+        said = server.log.read_text()
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]
+    assert (line["request"], line["code"], line["level"]) == ("POST /v1/embeddings", 200, "info") and line["ms"] > 0
+    assert "secret" not in said
+
+
+def test_deployment_checks_are_clean_behind_https(var: Path) -> None:
+    done = subprocess.run([sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"], cwd=ROOT,
+                          env=environment(var, DJANGO_HTTPS="1"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_web_server_with_several_processes_is_refused(var: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import mlxcel_site.wsgi"], cwd=ROOT, env=environment(var, GRANIAN_WORKERS="4"),
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "GRANIAN_WORKERS=4: with the local transport" in done.stderr.splitlines()[-1]
