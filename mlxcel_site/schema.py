@@ -65,7 +65,8 @@ ready = extend_schema(operation_id="ready", summary="Whether every configured mo
 
 def _error_response(status: int) -> dict[str, Any]:
     _, description, message = ERRORS[status]
-    error = {"message": message, "type": TYPES[status], "param": None, "code": 401 if status == 401 else None}
+    error = {"message": message, "type": TYPES[status], "param": "dimensions" if status == 400 else None,
+             "code": 401 if status == 401 else None}
     example = {"error": error, "detail": message}
     return {"description": description, "headers": HEADERS.get(status, {}),
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}, "example": example}}}
