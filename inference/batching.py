@@ -167,8 +167,8 @@ def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
     factor, trained = scaling.get("factor"), scaling.get("max_position_embeddings")
     if not isinstance(factor, int | float) or factor < 1 or not isinstance(trained, int) or trained < 1 or dim < 4:
         raise CheckpointError(
-            f"rope_type 'dynamic' with factor {factor!r}, max_position_embeddings {trained!r} and {dim} components: expected a factor of at "
-            "least 1, a whole number of tokens and at least 4 components")
+            f"rope_type 'dynamic' with factor {factor!r}, max_position_embeddings {trained!r} and {dim} components: expected a factor "
+            "of at least 1, a whole number of tokens and at least 4 components")
     return DynamicRope(dim, theta, float(factor), trained)
 
 

@@ -62,8 +62,8 @@ _TINY_MODERNBERT = {
     **_NO_SPECIALS,
 }
 _TINY_NOMIC = {
-    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "initializer_range": 0.2,
-    "max_position_embeddings": 128,
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "initializer_range": 0.2,
 }
 _TINY_SIGLIP = {
     "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -77,7 +77,8 @@ CASES = (
     Case("xlm-roberta", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA, (*LENGTHS, 72), published="roberta.", surplus=_ROBERTA_HEADS),
     Case("xlm-roberta-far-pad", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA | {
         "max_position_embeddings": 40, "pad_token_id": 5, "type_vocab_size": 2}, (1, 2, 9, 17, 33, 34)),
-    Case("roberta", "xlm_roberta", "RobertaModel", _TINY_XLM_ROBERTA | {"num_hidden_layers": 1, "type_vocab_size": 2}, published="roberta."),
+    Case("roberta", "xlm_roberta", "RobertaModel", _TINY_XLM_ROBERTA | {
+        "num_hidden_layers": 1, "type_vocab_size": 2}, published="roberta."),
     Case("modernbert", "modernbert", "ModernBertModel", _TINY_MODERNBERT, (*LENGTHS, 150, 400), published="model.", surplus={
         "decoder.bias": (120,), "head.dense.weight": (32, 32), "head.norm.weight": (32,), "classifier.weight": (2, 32)}),
     Case("modernbert-biases", "modernbert", "ModernBertModel", _TINY_MODERNBERT | {

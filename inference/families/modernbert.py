@@ -45,11 +45,11 @@ class Config:
         """Published configs say every n-th layer is global and name two thetas; transformers 5 writes a list and a table."""
         every = raw.get("global_attn_every_n_layers") or 3
         thetas = {FULL: raw.get("global_rope_theta") or THETA[FULL], LOCAL: raw.get("local_rope_theta", THETA[LOCAL])}
-        thetas[LOCAL] = thetas[LOCAL] or thetas[FULL]                                              # null: local layers rotate as the others do
-        table = raw.get("rope_parameters") or {}
+        thetas[LOCAL] = thetas[LOCAL] or thetas[FULL]      # null: local layers rotate as the others do
+        table, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
         return dict(raw) | {
             "layer_types": raw.get("layer_types") or [LOCAL if i % every else FULL for i in range(raw.get("num_hidden_layers") or 0)],
-            "rope_parameters": {kind: {"rope_theta": thetas[kind]} | (raw.get("rope_scaling") or {}) | (table.get(kind) or {}) for kind in THETA},
+            "rope_parameters": {kind: {"rope_theta": thetas[kind]} | scaling | (table.get(kind) or {}) for kind in THETA},
         }
 
     def __post_init__(self) -> None:
@@ -57,7 +57,8 @@ class Config:
             raise CheckpointError(f"config.json: hidden_size {self.hidden_size} cannot be cut into {self.num_attention_heads} heads")
         unknown = [kind for kind in self.layer_types if kind not in THETA]
         if unknown or len(self.layer_types) != self.num_hidden_layers:
-            raise CheckpointError(f"config.json: layer_types is {self.layer_types}; expected {self.num_hidden_layers} of {', '.join(THETA)}")
+            raise CheckpointError(
+                f"config.json: layer_types is {self.layer_types}; expected {self.num_hidden_layers}, each of {' or '.join(THETA)}")
 
     @property
     def max_length(self) -> int:

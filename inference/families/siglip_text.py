@@ -1,6 +1,7 @@
 """SigLIP's text tower: pre-norm encoder with learned positions. Reference: transformers `SiglipTextModel`. Pooling: the last position.
 
-It was trained on texts padded to the end of its position table, pads seen as words: every text is padded, and no other pooling has a meaning.
+It was trained on texts padded to the end of its position table, pads seen as words. So every text is padded, and no other
+pooling has a meaning.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """XLM-RoBERTa and RoBERTa: BERT with positions counted from the token ids. Reference: transformers `XLMRobertaModel`. Pooling: mean.
 
-The first position is pad + 1, and a pad token within a text stays at position pad. Token types are added as in BERT: the one row is learned.
+The first position is pad + 1, and a pad token within a text stays at position pad. Token types are added as in BERT: row 0 is learned.
 """
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Config(bert.Config):
         super().__post_init__()
         if self.max_length < 1:
             raise CheckpointError(
-                f"config.json: max_position_embeddings {self.max_position_embeddings} leaves no position after pad_token_id {self.pad_token_id}")
+                f"config.json: max_position_embeddings {self.max_position_embeddings} leaves no position after pad_token_id "
+                f"{self.pad_token_id}")
 
     @property
     def max_length(self) -> int:
