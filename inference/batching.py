@@ -143,8 +143,38 @@ class RopeSpec:
         return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
+@dataclass(frozen=True)
+class DynamicRope(RopeSpec):
+    """NTK scaling by length: in a text of n > trained tokens, theta grows by (factor n / trained - factor + 1) ** (dim / (dim - 2)).
+
+    The length is that of each text alone. (transformers keeps the longest seen so far, so that there a text's result depends on
+    what ran before it; ours is what a fresh model gives.)
+    """
+
+    factor: float
+    trained: int
+
+    def table(self, segments: Segments) -> Rope:
+        growth = self.factor * np.maximum(segments.lengths, self.trained) / self.trained - (self.factor - 1)
+        theta = self.theta * growth ** (self.dim / (self.dim - 2))                                 # [B]
+        frequencies = theta[:, None] ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+        angles = segments.positions[:, None] * np.repeat(frequencies, segments.lengths, 0)
+        return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+
+def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
+    """`max_position_embeddings`, which transformers reads beside the scaling, has to be put into it by the family."""
+    factor, trained = scaling.get("factor"), scaling.get("max_position_embeddings")
+    if not isinstance(factor, int | float) or factor < 1 or not isinstance(trained, int) or trained < 1 or dim < 4:
+        raise CheckpointError(
+            f"rope_type 'dynamic' with factor {factor!r}, max_position_embeddings {trained!r} and {dim} components: expected a factor "
+            "of at least 1, a whole number of tokens and at least 4 components")
+    return DynamicRope(dim, theta, float(factor), trained)
+
+
 ROPE_TYPES: dict[str, Callable[[int, float, Mapping[str, Any]], RopeSpec]] = {
     "default": lambda dim, theta, scaling: RopeSpec(dim, theta),
+    "dynamic": _dynamic,
 }
 """`rope_type` of config.json -> spec. Another kind is a subclass of RopeSpec with its own `frequencies` or `table`, and a line here."""
 

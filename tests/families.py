@@ -19,7 +19,9 @@ class Case:
     """config: arguments of the reference's config class. lengths: tokens of each input; their order is shuffled.
 
     published: a prefix under which published checkpoints keep the same names. surplus: tensors that published checkpoints hold
-    beside the model's, by shape, and that must be dropped.
+    beside the model's, by their full names and shapes, and that must be dropped. pad: an id that fills every input up to the longest
+    and counts as a word. head: the reference's module that its last hidden states still have to go through. causal: no row sees
+    what comes after it.
     """
 
     name: str
@@ -30,6 +32,9 @@ class Case:
     type_ids: bool = False
     published: str = ""
     surplus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pad: int | None = None
+    head: str = ""
+    causal: bool = False
     tolerance: float = 1e-5
 
     @property
@@ -42,12 +47,54 @@ _TINY_BERT = {
     "max_position_embeddings": 72, "initializer_range": 0.2, "pad_token_id": 0,
 }
 _BERT_HEADS = {
-    "embeddings.position_ids": (1, 72), "pooler.dense.weight": (32, 32), "pooler.dense.bias": (32,), "cls.predictions.bias": (120,),
-    "cls.seq_relationship.weight": (2, 32), "classifier.weight": (2, 32), "classifier.bias": (2,),
+    "bert.embeddings.position_ids": (1, 72), "bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,),
+    "cls.predictions.bias": (120,), "cls.seq_relationship.weight": (2, 32), "classifier.weight": (2, 32), "classifier.bias": (2,),
+}
+_TINY_XLM_ROBERTA = _TINY_BERT | {"max_position_embeddings": 74, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+_ROBERTA_HEADS = {
+    "roberta.embeddings.position_ids": (1, 74), "roberta.pooler.dense.weight": (32, 32), "roberta.pooler.dense.bias": (32,),
+    "lm_head.bias": (120,), "lm_head.layer_norm.weight": (32,), "classifier.dense.weight": (32, 32), "classifier.out_proj.bias": (2,),
+}
+_NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None}
+_TINY_MODERNBERT = {
+    "vocab_size": 120, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 4, "pad_token_id": 0,
+    "cls_token_id": None, "sep_token_id": None, "initializer_range": 0.2, "local_attention": 17, "max_position_embeddings": 400,
+    **_NO_SPECIALS,
+}
+_TINY_NOMIC = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "initializer_range": 0.2,
+}
+_TINY_SIGLIP = {
+    "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 64, **_NO_SPECIALS,
 }
 CASES = (
     Case("bert", "bert", "BertModel", _TINY_BERT, type_ids=True, published="bert.", surplus=_BERT_HEADS),
     Case("bert-gelu-new", "bert", "BertModel", _TINY_BERT | {
         "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "hidden_act": "gelu_new", "type_vocab_size": 1,
         "layer_norm_eps": 1e-6}, published="bert."),
+    Case("xlm-roberta", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA, (*LENGTHS, 72), published="roberta.", surplus=_ROBERTA_HEADS),
+    Case("xlm-roberta-far-pad", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA | {
+        "max_position_embeddings": 40, "pad_token_id": 5, "type_vocab_size": 2}, (1, 2, 9, 17, 33, 34)),
+    Case("roberta", "xlm_roberta", "RobertaModel", _TINY_XLM_ROBERTA | {
+        "num_hidden_layers": 1, "type_vocab_size": 2}, published="roberta."),
+    Case("modernbert", "modernbert", "ModernBertModel", _TINY_MODERNBERT, (*LENGTHS, 150, 400), published="model.", surplus={
+        "decoder.bias": (120,), "head.dense.weight": (32, 32), "head.norm.weight": (32,), "classifier.weight": (2, 32)}),
+    Case("modernbert-biases", "modernbert", "ModernBertModel", _TINY_MODERNBERT | {
+        "norm_bias": True, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3, "local_attention": 8, "norm_eps": 1e-3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}}),
+    Case("nomic-bert", "nomic_bert", "NomicBertModel", _TINY_NOMIC, type_ids=True, published="bert.", surplus={
+        "cls.predictions.bias": (128,), "bert.pooler.dense.weight": (32, 32)}),
+    Case("nomic-bert-dynamic", "nomic_bert", "NomicBertModel", _TINY_NOMIC | {
+        "max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}},
+        (*LENGTHS, 15, 16, 150)),
+    Case("siglip-text", "siglip_text", "SiglipTextModel", _TINY_SIGLIP, (1, 2, 3, 7, 20, 50, 63, 64), pad=1, head="head",
+         published="text_model.", surplus={
+             "logit_scale": (), "logit_bias": (1,), "vision_model.embeddings.patch_embedding.weight": (4, 3, 2, 2),
+             "vision_model.head.probe": (1, 1, 4), "text_model.embeddings.position_ids": (1, 64)}),
+    Case("siglip-text-projected", "siglip_text", "SiglipTextModel", _TINY_SIGLIP | {"projection_size": 24, "max_position_embeddings": 16},
+         (1, 5, 15, 16), pad=1, head="head"),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
     model = model_class(model_class.config_class(**case.config)).eval()
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(1, case.config["vocab_size"], n).tolist() for n in rng.permutation(case.lengths)]
+    if case.pad is not None:
+        inputs = [ids + [case.pad] * (max(case.lengths) - len(ids)) for ids in inputs]
     types = [rng.integers(0, 2, len(ids)).tolist() if case.type_ids else [0] * len(ids) for ids in inputs]
     hidden, pooled = [], {mode: [] for mode in POOLING}
     with torch.no_grad():
@@ -42,7 +45,12 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
         for ids, type_ids in zip(inputs, types, strict=True):
             given = {"token_type_ids": torch.tensor([type_ids])} if case.type_ids else {}
             mask = torch.ones(1, len(ids), dtype=torch.long)
-            states = model(input_ids=torch.tensor([ids]), attention_mask=mask, **given).last_hidden_state
+            fresh = deepcopy(model)                       # dynamic rope remembers the longest input so far
+            answer = fresh(input_ids=torch.tensor([ids]), attention_mask=mask, **given)
+            states = answer.last_hidden_state
+            if case.head:
+                states = fresh.get_submodule(case.head)(states)
+                assert torch.allclose(states[:, -1], answer.pooler_output, atol=1e-6)
             hidden.append(states[0].numpy())
             for mode in POOLING:
                 features = {"token_embeddings": states, "attention_mask": mask}

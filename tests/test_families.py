@@ -41,6 +41,11 @@ def build(folder: Path, backend: str) -> Any:
     return model
 
 
+def config_of(folder: Path) -> Any:
+    family, raw = family_of(folder)
+    return read_config(family.Config, raw)
+
+
 @cache
 def built(case: Case, backend: str) -> Any:
     return build(case.folder, backend)
@@ -193,8 +198,7 @@ def test_builds_and_runs_on_a_thread_of_its_own(case: Case, backend: str) -> Non
 def test_published_names_and_their_surplus_load_too(case: Case, backend: str, tmp_path: Path) -> None:
     def publish(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         surplus = {name: np.zeros(shape, np.float32) for name, shape in case.surplus.items()}
-        heads = ("cls.", "classifier.")                                   # these stand beside the trunk, not in it
-        return {name if name.startswith(heads) else case.published + name: x for name, x in (tensors | surplus).items()}
+        return {case.published + name: x for name, x in tensors.items()} | surplus
 
     assert_matches(case.folder, build(rewrite(case, tmp_path, publish), backend), case.tolerance)
 
@@ -247,8 +251,21 @@ def test_ids_and_positions_outside_their_tables_are_refused(case: Case, backend:
     for ids in ([vocabulary], [-1]):
         with pytest.raises(IndexError, match=f"table of {vocabulary} rows"):
             model(Batch.of([ids]))
-    with pytest.raises(IndexError, match=f"table of {case.config['max_position_embeddings']} rows"):
-        model(Batch.of([[1] * (case.config["max_position_embeddings"] + 1)]))
+    positions = next((x for name, x in load_file(case.folder / "model.safetensors").items() if ".position_embedding" in name), None)
+    if positions is not None:                             # rotation has no table
+        limit = config_of(case.folder).max_length
+        model(Batch.of([[2] * limit]))
+        with pytest.raises(IndexError, match=f"table of {len(positions)} rows"):
+            model(Batch.of([[2] * (limit + 1)]))
+
+
+@each_case
+@each_backend
+def test_the_last_token_moves_the_first_row_unless_the_family_is_causal(case: Case, backend: str) -> None:
+    model, rng = built(case, backend), np.random.default_rng(3)
+    ids = rng.integers(2, case.config["vocab_size"] - 1, max(case.lengths)).tolist()
+    a, b = (ops.numpy(model(Batch.of([x])))[0] for x in (ids, [*ids[:-1], ids[-1] + 1]))
+    assert (np.abs(a - b).max() <= 1e-6) if case.causal else (np.abs(a - b).max() > 1e-4)
 
 
 def test_bert_refuses_what_it_does_not_implement() -> None:

@@ -5,6 +5,7 @@ Token types are always added: row 0 is learned even where the tokenizer sends no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .. import ops
 from ..batching import Batch
@@ -37,6 +38,10 @@ class Config:
         if self.hidden_size % self.num_attention_heads:
             raise CheckpointError(f"config.json: hidden_size {self.hidden_size} cannot be cut into {self.num_attention_heads} heads")
 
+    @property
+    def max_length(self) -> int:
+        return self.max_position_embeddings
+
 
 class Embeddings:
     def __init__(self, w: Weights, c: Config) -> None:
@@ -45,8 +50,8 @@ class Embeddings:
         self.token_type = w.embedding("token_type_embeddings", c.type_vocab_size, c.hidden_size)
         self.norm = w.layer_norm("LayerNorm", c.hidden_size, c.layer_norm_eps)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return self.norm(self.word(batch.ids) + self.position(batch.positions) + self.token_type(batch.type_ids))
+    def __call__(self, batch: Batch, positions: Any) -> Tensor:
+        return self.norm(self.word(batch.ids) + self.position(positions) + self.token_type(batch.type_ids))
 
 
 class Layer:
@@ -76,8 +81,12 @@ class Model:
         self.embeddings = Embeddings(w.at("embeddings"), c)
         self.layers = [Layer(w.at(f"encoder.layer.{i}"), c) for i in range(c.num_hidden_layers)]
 
+    def positions(self, batch: Batch) -> Any:
+        """[T] int: the rows of the position table."""
+        return batch.positions
+
     def __call__(self, batch: Batch) -> Tensor:
-        x = self.embeddings(batch)
+        x = self.embeddings(batch, self.positions(batch))
         for layer in self.layers:
             x = layer(x, batch)
         return x
