@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 F32 = np.float32
-_SMALL = (*range(1, 41), 47, 48, 63, 64, 65)
-_LARGE = (96, 129, 257, 448, 513, 1025)
+_SMALL = range(1, 66)                                      # without gaps: the limit lies at M * N = 1200, for one
+_LARGE = (96, 129, 257, 513, 1025)
 _MULTIPLES = (12, 16, 24, 8)
 _BLOCKS = (192, 96, 48, 32, 24, 16, 12, 8, 4, 2)
 _lock = threading.Lock()
