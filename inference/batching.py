@@ -13,7 +13,6 @@ import numpy as np
 
 from .errors import CheckpointError
 
-
 Ids = Sequence[int] | np.ndarray
 
 
