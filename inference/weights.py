@@ -142,7 +142,8 @@ class Weights:
         words = self.tensor(f"{name}.weight")
         bits, rest = divmod(32 * words.shape[-1], width)
         if rest or bits not in (2, 4, 8) or words.shape[0] != rows:
-            raise CheckpointError(f"{self._prefix}{name}.weight packs [{rows}, {width}] into {list(words.shape)} words; known: 2, 4 and 8 bits")
+            packed = f"{self._prefix}{name}.weight packs [{rows}, {width}] into {list(words.shape)} words"
+            raise CheckpointError(f"{packed}; known: 2, 4 and 8 bits")
         return words, (scales, biases, bits, self._group_size)
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Linear:
