@@ -17,7 +17,7 @@ from .ops import Depthwise, Embedding, Linear, Linears, Norm, Tensor
 C = TypeVar("C")
 SKIPPED = ("consolidated.safetensors", "adapter_model.safetensors")
 """Another copy of the weights in another layout, and changes to weights that stand elsewhere."""
-BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
+BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 """Of MLX's affine quantisation."""
 
 
@@ -61,16 +61,16 @@ def _spell(kind: Any) -> str:
 class Weights:
     """Named tensors of one checkpoint on one backend. `at()` narrows the names; all narrowed views share one ledger.
 
-    group_size: that of a quantised checkpoint's config, used where `<name>.scales` stands beside a weight.
+    A weight with `<name>.scales` beside it is quantised; how, its shapes say, whatever config.json tells of the others.
     """
 
-    def __init__(self, tensors: dict[str, Any], backend: ModuleType, group_size: int = 64) -> None:
-        self._tensors, self._backend, self._group_size = tensors, backend, group_size
+    def __init__(self, tensors: dict[str, Any], backend: ModuleType) -> None:
+        self._tensors, self._backend = tensors, backend
         self._used: set[str] = set()
         self._prefix = ""
 
     @classmethod
-    def open(cls, folder: Path, backend: ModuleType, group_size: int = 64) -> Weights:
+    def open(cls, folder: Path, backend: ModuleType) -> Weights:
         """All `*.safetensors` of a folder, then those of its immediate sub-folders under `<folder>.` (1_Dense.linear.weight).
 
         CheckpointError where there are none, where a file is damaged, or where two files hold one name.
@@ -88,7 +88,7 @@ class Weights:
                     raise CheckpointError(
                         f"{full} stands in both {origin[full].name} and {path.name} of {path.parent}: remove the file that does not belong")
                 tensors[full], origin[full] = entry, path
-        return cls(tensors, backend, group_size)
+        return cls(tensors, backend)
 
     # ---- settling names: once, before a family asks
 
