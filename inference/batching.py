@@ -221,7 +221,7 @@ class YarnRope(RopeSpec):
 
     def frequencies(self) -> np.ndarray:
         plain = super().frequencies()
-        low, high = (self.dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.theta)) for turns in (self.fast, self.slow))
+        low, high = (self.dim * math.log(self.original / (turns * 2 * math.pi), self.theta) / 2 for turns in (self.fast, self.slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)

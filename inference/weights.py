@@ -187,8 +187,8 @@ class Weights:
         """`<name>.weight` [width, 1, taps], or [width, taps, 1] as MLX stores it, and, if `bias`, `<name>.bias` [width]."""
         weight = self.tensor(f"{name}.weight")
         if tuple(weight.shape) not in ((width, 1, taps), (width, taps, 1)):
-            raise CheckpointError(
-                f"{self._prefix}{name}.weight has shape {list(weight.shape)}; the config promises [{width}, 1, {taps}] or [{width}, {taps}, 1]")
+            promised = f"[{width}, 1, {taps}] or [{width}, {taps}, 1]"
+            raise CheckpointError(f"{self._prefix}{name}.weight has shape {list(weight.shape)}; the config promises {promised}")
         depthwise: Depthwise = self._backend.Depthwise(weight.reshape(width, taps).T, self._bias(name, width, bias))
         return depthwise
 

@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3 whose rows see both ways. Reference: transformers `Gemma3TextModel` with `use_bidirectional_attention`. Pooling: mean.
+"""EmbeddingGemma: Gemma 3 whose rows see both ways. Reference: transformers `Gemma3TextModel`. Pooling: mean.
 
 Norms multiply by 1 + weight and stand on both sides of each step. Sliding layers rotate by a theta of their own and see half a
 window each way: `sliding_window` counts both sides.
@@ -69,8 +69,8 @@ class Config:
         check_kinds(self.layer_types, self.num_hidden_layers, tuple(self.rope_parameters))
         if self.sliding_window % 2:
             log.warning(
-                "config.json: sliding_window is %d, an odd number: transformers before 5 halved it when it saved this checkpoint, and halves it "
-                "again when it loads it. So does this server: sliding layers see %d tokens each way, and would see %d with %d, as published.",
+                "config.json: sliding_window is %d, which transformers 4 has halved when it saved this checkpoint; like transformers, "
+                "this server halves it again. Sliding layers see %d tokens each way; they would see %d with the published value, %d.",
                 self.sliding_window, self.sliding_window // 2, self.sliding_window - 1, 2 * (self.sliding_window - 1))
 
     @property

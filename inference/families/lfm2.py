@@ -27,8 +27,8 @@ def accepts(checkpoint: Checkpoint) -> None:
     """CheckpointError for a causal LFM2."""
     if _causal(checkpoint.config):
         raise CheckpointError(
-            f"config.json: architectures[0] is {checkpoint.architecture or 'missing'} and is_causal is {checkpoint.config.get('is_causal', 'missing')}; "
-            f"lfm2 is an embedder as {ARCHITECTURES[0]} or with \"is_causal\": false")
+            f"config.json: architectures[0] is {checkpoint.architecture or 'missing'} and is_causal is "
+            f"{checkpoint.config.get('is_causal', 'missing')}; lfm2 is an embedder as {ARCHITECTURES[0]} or with \"is_causal\": false")
 
 
 def _causal(raw: Mapping[str, Any]) -> bool:

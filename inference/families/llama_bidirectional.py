@@ -43,9 +43,10 @@ class Config:
 
     @staticmethod
     def rename(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        raw = {name: value for name, value in raw.items() if value is not None}
         heads = raw.get("num_attention_heads")
         older = {"num_key_value_heads": heads, "head_dim": raw.get("hidden_size", 0) // heads if heads else None}
-        return older | {name: value for name, value in raw.items() if value is not None} | {"rope_parameters": rope_parameters(raw, 10_000.0)}
+        return older | raw | {"rope_parameters": rope_parameters(raw, 10_000.0)}
 
     @property
     def max_length(self) -> int:

@@ -1,6 +1,7 @@
 """Nemotron-3-Embed: Ministral 3 whose rows see both ways. Reference: transformers `Ministral3Model` with `is_causal` false. Pooling: mean.
 
-Queries grow with their position: 1 + beta ln(1 + floor(position / original length)). Positions are YaRN's unless the config says otherwise.
+Queries grow with their position: 1 + beta ln(1 + floor(position / original length)). Positions rotate as YaRN has it unless the
+config says otherwise.
 """
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ MODEL_TYPES = ("ministral3",)
 ARCHITECTURES = ("Ministral3Model",)
 PREFIXES = ("language_model.model.", "language_model.", "model.")
 DROPPED = (r"^lm_head\.", r"rotary_emb\.inv_freq$")
-ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
-        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 """The reference's, for a config that has no table of its own."""
 
 
@@ -47,12 +48,11 @@ class Config:
 
     @staticmethod
     def rename(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        table = raw if raw.get("rope_scaling") or raw.get("rope_parameters") else raw | {"rope_parameters": ROPE}
-        heads = raw.get("num_attention_heads")
-        older = {"num_key_value_heads": heads}
-        if heads and "head_dim" in raw:                    # null means hidden / heads, no key at all means 128
-            older["head_dim"] = raw.get("hidden_size", 0) // heads
-        return older | {name: value for name, value in raw.items() if value is not None} | {"rope_parameters": rope_parameters(table, 1e6)}
+        older: dict[str, Any] = {"num_key_value_heads": raw.get("num_attention_heads"), "rope_parameters": ROPE}
+        if "head_dim" in raw and raw.get("num_attention_heads"):          # null means hidden / heads, no key at all means 128
+            older["head_dim"] = raw.get("hidden_size", 0) // raw["num_attention_heads"]
+        raw = older | {name: value for name, value in raw.items() if value is not None}
+        return raw | {"rope_parameters": rope_parameters(raw, 1e6)}
 
     @property
     def max_length(self) -> int:

@@ -1,6 +1,6 @@
-"""Qwen3-Embedding: causal decoder with a norm on every head of queries and keys. Reference: transformers `Qwen3Model`. Pooling: lasttoken.
+"""Qwen3-Embedding: causal decoder with a norm on each head of queries and keys. Reference: transformers `Qwen3Model`. Pooling: lasttoken.
 
-The tokenizer appends <|endoftext|>, whose row sees the whole text.
+The tokenizer appends <|endoftext|>, whose row sees the whole text. A config may say that rows see both ways, and some fine-tunes do.
 """
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..batching import RopeSpec, rope_parameters
-from ..layers.decoder import Attention, Block, Decoder, GatedMLP, check_kinds
+from ..layers.decoder import Attention, Block, Decoder, GatedMLP, check_kinds, sees_both_ways
+from ..ops import Norm
 from ..weights import Weights
 
 MODEL_TYPES = ("qwen3",)
@@ -25,8 +26,6 @@ def format_text(text: str, instruction: str | None) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """window: rows that a row of a sliding layer sees, itself included; no published embedder has such layers."""
-
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -41,6 +40,7 @@ class Config:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     sliding_window: int = 4096
+    is_causal: bool = True
 
     @staticmethod
     def rename(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -48,7 +48,8 @@ class Config:
         sliding_from = raw.get("max_window_layers", 28) if raw.get("use_sliding_window") else raw.get("num_hidden_layers", 0)
         kinds = ["full_attention" if i < sliding_from else "sliding_attention" for i in range(raw.get("num_hidden_layers", 0))]
         older = {"layer_types": kinds, "num_key_value_heads": raw.get("num_attention_heads")}
-        return older | {name: value for name, value in raw.items() if value is not None} | {"rope_parameters": rope_parameters(raw, 10_000.0)}
+        settled = {"rope_parameters": rope_parameters(raw, 10_000.0), "is_causal": not sees_both_ways(raw)}
+        return older | {name: value for name, value in raw.items() if value is not None} | settled
 
     def __post_init__(self) -> None:
         check_kinds(self.layer_types, self.num_hidden_layers, ("full_attention", "sliding_attention"))
@@ -57,14 +58,19 @@ class Config:
     def max_length(self) -> int:
         return self.max_position_embeddings
 
+    @property
+    def radius(self) -> int:
+        """Of a sliding layer: the reference counts the row itself where it looks back only, and does not where it looks both ways."""
+        return self.sliding_window - self.is_causal
+
 
 def layer(w: Weights, c: Config, kind: str) -> Block:
-    def norm(name: str, width: int = c.hidden_size) -> Any:
+    def norm(name: str, width: int = c.hidden_size) -> Norm:
         return w.rms_norm(name, width, c.rms_norm_eps)
 
     attention = Attention(
         w.at("self_attn"), c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-        RopeSpec.of(c.head_dim, 10_000.0, c.rope_parameters), causal=True, window=c.sliding_window - 1 if kind == "sliding_attention" else None,
+        RopeSpec.of(c.head_dim, 10_000.0, c.rope_parameters), causal=c.is_causal, window=c.radius if kind == "sliding_attention" else None,
         norms=(norm("self_attn.q_norm", c.head_dim), norm("self_attn.k_norm", c.head_dim)), bias=c.attention_bias)
     return Block(norm("input_layernorm"), attention, norm("post_attention_layernorm"),
                  GatedMLP(w.at("mlp"), c.hidden_size, c.intermediate_size, c.hidden_act))

@@ -22,7 +22,7 @@ def sees_both_ways(raw: Mapping[str, Any]) -> bool:
 def must_see_both_ways(raw: Mapping[str, Any], model_type: str) -> None:
     """CheckpointError for a config whose rows see only what stands before them: that is a chat model."""
     if not sees_both_ways(raw):
-        found = ", ".join(f"{key} is {raw[key]!r}" if key in raw else f"there is no {key}" for key in ("is_causal", "use_bidirectional_attention"))
+        found = ", ".join(f"{key} is {raw.get(key, 'missing')}" for key in ("is_causal", "use_bidirectional_attention"))
         raise CheckpointError(
             f"config.json: {found}; {model_type} is an embedder with \"is_causal\": false or \"use_bidirectional_attention\": true")
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ...batching import Segments
 
 __all__ = [
-    "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads", "l2_normalize",
-    "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
+    "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
+    "l2_normalize", "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
 ]
 
 F32 = np.float32

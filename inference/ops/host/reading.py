@@ -29,7 +29,7 @@ def read(entry: Entry) -> np.ndarray:
 
 
 def dequantize(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int, group_size: int) -> np.ndarray:
-    """MLX's affine packing: `bits`-wide unsigned ints one after the other, lowest bit first, in little-endian words: [N, words] -> [N, K] f32.
+    """MLX's affine packing, `bits`-wide unsigned ints one after the other from the lowest bit on: [N, words] -> [N, K] f32.
 
     Eight of them fill `bits` bytes. In blocks of rows: the integers of a whole table would take twice the room of its floats.
     """
