@@ -59,7 +59,8 @@ def histogram(values: np.ndarray, *, id: str, name: str, bins: int = 41) -> Safe
     # An even grid around zero, scaled first: subnormal and huge values would overflow numpy's own bin widths.
     counts, _ = np.histogram(finite / edge, bins=bins, range=(low / edge, 1.0))
     width, top = 360 / bins, int(counts.max())
-    bars = "".join(f"M{i * width + .5:.2f} 108h{width - 1:.2f}V{108 - 96 * int(c) / top:.2f}h{-(width - 1):.2f}z" for i, c in enumerate(counts) if c)
+    bars = "".join(f"M{i * width + .5:.2f} 108h{width - 1:.2f}V{108 - 96 * int(count) / top:.2f}h{-(width - 1):.2f}z"
+                   for i, count in enumerate(counts) if count)
     at = 360 * -low / (high - low)
     mean = 360 * (summary.mean / edge - low / edge) / ((high - low) / edge)
     labels = [(0.0, "start", low), (360.0, "end", high)] + ([(180.0, "middle", 0.0)] if low else [])
@@ -71,8 +72,8 @@ def histogram(values: np.ndarray, *, id: str, name: str, bins: int = 41) -> Safe
           for x, anchor, value in labels)]
     if summary.defects:
         body.append(_note(360, 20, summary.defects + " not drawn"))
-    words = (f"{summary.size} components from {number(summary.least)} to {number(summary.most)}, mean {number(summary.mean)} (dashed line), "
-             f"standard deviation {number(summary.deviation)}; the fullest of {bins} bins holds {top}.")
+    words = (f"{summary.size} components from {number(summary.least)} to {number(summary.most)}, mean {number(summary.mean)} "
+             f"(dashed line), standard deviation {number(summary.deviation)}; the fullest of {bins} bins holds {top}.")
     return _svg(id, name, words + (f" {summary.defects} not drawn." if summary.defects else ""), 360, 132, *body)
 
 
@@ -98,11 +99,12 @@ def sparkline(values: np.ndarray, *, id: str, name: str, width: int = 720, heigh
             strokes.append(f"M{x:.2f} {zero - max(finite.max() / edge, 0) * scale:.2f}V{zero - min(finite.min() / edge, 0) * scale:.2f}")
     thick = f"{min(max(step * .7, 1), 12):.2f}"
     body = [
-        format_html('<path class="chart-holes" fill="none" stroke="currentColor" stroke-width="{}" d="{}"/>', thick, "".join(holes)) if holes else "",
-        format_html('<path class="chart-strokes" fill="none" stroke="currentColor" stroke-width="{}" d="{}"/>', thick, "".join(strokes)),
+        *(format_html('<path class="chart-{}" fill="none" stroke="currentColor" stroke-width="{}" d="{}"/>', kind, thick, "".join(marks))
+          for kind, marks in (("holes", holes), ("strokes", strokes)) if marks),
         format_html('<path class="chart-axis" fill="none" stroke="currentColor" d="M0 {y}H{w}"/>', y=f"{zero:.2f}", w=width)]
-    words = (f"{summary.size} values in order, least {number(summary.least)} at {int(np.nanargmin(np.where(np.isfinite(flat), flat, np.nan)))}, "
-             f"most {number(summary.most)} at {int(np.nanargmax(np.where(np.isfinite(flat), flat, np.nan)))}, counted from 0.")
+    ordered = np.where(np.isfinite(flat), flat, np.nan)
+    words = (f"{summary.size} values in order, least {number(summary.least)} at {int(np.nanargmin(ordered))}, "
+             f"most {number(summary.most)} at {int(np.nanargmax(ordered))}, counted from 0.")
     return _svg(id, name, words + (f" {summary.defects}, marked over the full height." if summary.defects else ""), width, height, *body)
 
 
@@ -113,5 +115,6 @@ def _note(width: float, y: float, text: str) -> SafeString:
 def _svg(id: str, title: str, desc: str, width: int, height: int, *body: str) -> SafeString:
     return format_html(
         '<svg class="chart" role="img" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" '
-        'aria-labelledby="{id}-title" aria-describedby="{id}-desc"><title id="{id}-title">{title}</title><desc id="{id}-desc">{desc}</desc>{body}</svg>',
+        'aria-labelledby="{id}-title" aria-describedby="{id}-desc">'
+        '<title id="{id}-title">{title}</title><desc id="{id}-desc">{desc}</desc>{body}</svg>',
         w=width, h=height, id=id, title=title, desc=desc, body=mark_safe("".join(body)))  # every part of `body` went through format_html

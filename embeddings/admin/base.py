@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
@@ -24,7 +24,7 @@ else:
             return cls
 
 COUNTED = 10_000
-"""Rows a list counts and pages through; beyond, it says so and asks to be narrowed. Counting a million rows costs more than reading a page."""
+"""Rows a list counts and pages through; beyond, it asks to be narrowed. Counting a million rows costs more than reading a page."""
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -49,7 +49,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 class ReadOnlyAdmin(ModelAdmin[M]):
     """Rows are looked at, never typed in: vectors come from models, documents from `embed_corpus`."""
 
-    fields: Any = ()
+    fields = ()
     actions_selection_counter = True
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER

@@ -12,7 +12,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -60,9 +60,12 @@ class SearchForm(forms.Form):
 
     use_required_attribute = True
     q = forms.CharField(label="Query", max_length=10_000, widget=forms.TextInput(attrs={"type": "search", "autocomplete": "off"}))
-    limit = forms.TypedChoiceField(label="Results", choices=[(n, str(n)) for n in LIMITS], coerce=int, empty_value=LIMITS[0], required=False)
+    limit = forms.ChoiceField(label="Results", choices=[(str(n), str(n)) for n in LIMITS], required=False)
     filter = forms.CharField(label="Metadata filter", required=False, max_length=10_000,
                              help_text='Optional. A JSON object; documents whose metadata match all of it: {"language": "en"}')
+
+    def clean_limit(self) -> int:
+        return int(self.cleaned_data["limit"] or LIMITS[0])
 
     def clean_filter(self) -> dict[str, Any]:
         return _object(self.cleaned_data["filter"])
@@ -111,8 +114,8 @@ class CollectionAdmin(ReadOnlyAdmin[Collection]):
             spec = get_client().describe("embedding", collection.space.model_id)
         context |= {
             "title": f"Collection {collection.name}", "subtitle": None, "collection": collection, "space": collection.space,
-            "explained": explain(collection.space), "sizes": sizes([collection])[collection.pk], "form": SearchForm(), "errors": errors, "spec": spec,
-            "serve": _serve(collection), "text_fields": ", ".join(map(str, collection.text_fields)),
+            "explained": explain(collection.space), "sizes": sizes([collection])[collection.pk], "form": SearchForm(), "errors": errors,
+            "spec": spec, "serve": _serve(collection), "text_fields": ", ".join(map(str, collection.text_fields)),
             "may_view_documents": _may_view_documents(self, request), "documents_url": _documents(collection)}
         return super().render_change_form(request, context, *args, **kwargs)
 
@@ -122,7 +125,7 @@ class CollectionAdmin(ReadOnlyAdmin[Collection]):
         if not self.has_view_permission(request, collection):
             raise PermissionDenied
         if collection is None:
-            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)
+            raise Http404(f"There is no collection {object_id}")
         form = SearchForm(request.GET if "q" in request.GET else None)
         errors: list[str] = []
         result = None

@@ -14,16 +14,17 @@ from django.db.models.functions import Coalesce, Substr
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.text import Truncator
+from numpy.typing import NDArray
 
-from inference.client import get_client
+from inference.client import InferenceClient, get_client
 from inference.wire import EmbedJob
 
 from .. import corpus, spaces
 from ..models import Collection, Document, Passage
-from ..search import Hit, nearest
+from ..search import Hit, embed_queries, nearest
 from .base import ReadOnlyAdmin, told
-from .texts import mark, sentences
 from .look import Look, similarity
+from .texts import mark, sentences
 
 BEGINNING = 140
 """Characters of a text shown in lists."""
@@ -43,7 +44,7 @@ class DocumentAdmin(ReadOnlyAdmin[Document]):
     search_fields = ["external_id"]
     search_help_text = "Beginning of an external id, exactly as stored"
     ordering = ["-id"]
-    sortable_by: Sequence[str] = ()
+    sortable_by = ()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Document]:
         """Rows of the list carry the beginning of their text, never all of it."""
@@ -105,12 +106,15 @@ class DocumentAdmin(ReadOnlyAdmin[Document]):
         look = Look(chosen, space) if chosen else None
         hits: list[Hit] = []
         neighbour_errors: list[str] = []
+        if chosen:
+            chosen.collection = collection
         if chosen and look and look.array is not None and look.summary and look.summary.finite and chosen.space_id == space.pk:
             with told(neighbour_errors):
                 hits = list(islice((h for h in nearest(chosen, limit=NEIGHBOURS + 1) if h.document_id != document.pk), NEIGHBOURS))
         context |= {
-            "title": f"Document {Truncator(document.external_id).chars(120)}", "subtitle": None, "document": document, "collection": collection,
-            "space": space, "passages": passages, "listed": [(Look(p, space), answer.scores.get(p.pk) if answer else None) for p in listed],
+            "title": f"Document {Truncator(document.external_id).chars(120)}", "subtitle": None, "document": document,
+            "collection": collection, "space": space, "passages": passages,
+            "listed": [(Look(p, space), answer.scores.get(p.pk) if answer else None) for p in listed],
             "unlisted": len(passages) - len(listed), "chosen": chosen, "look": look, "marked": mark(document.text, passages, chosen),
             "characters": len(document.text), "metadata": _table(document.metadata), "query": query, "answer": answer, "errors": errors,
             "neighbours": _beginnings(hits), "neighbour_errors": neighbour_errors,
@@ -121,12 +125,12 @@ class DocumentAdmin(ReadOnlyAdmin[Document]):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> tuple[list[str], dict[str, int], set[str], list[str]]:
         """The first hundred by name, all by number."""
-        queryset = objs if isinstance(objs, QuerySet) else Document.objects.filter(pk__in=[o.pk for o in objs])
+        queryset: QuerySet[Document] = objs if isinstance(objs, QuerySet) else Document.objects.filter(pk__in=[o.pk for o in objs])
         count = queryset.count()
         lines = [Truncator(name).chars(120) for name in queryset.order_by("pk").values_list("external_id", flat=True)[:100]]
         if count > len(lines):
             lines.append(f"and {count - len(lines):,} more")
-        passages = Passage.objects.filter(document__in=queryset.order_by().values("pk")).count()
+        passages = Passage.objects.filter(document__in=queryset.order_by().values_list("pk", flat=True)).count()
         return lines, {"documents": count, "passages": passages}, set(), []
 
     def delete_model(self, request: HttpRequest, obj: Document) -> None:
@@ -155,34 +159,33 @@ class Answer:
         space = collection.space
         stored = {p.pk: p for p in passages if p.space_id == space.pk}
         scores: dict[int, float] = {}
-        asked: np.ndarray | None = None
+        client = get_client()
+        (asked,), _ = embed_queries(collection, [query], client)
         for pk, blob in Passage.objects.filter(pk__in=list(stored)).values_list("pk", "vector").iterator(chunk_size=256):
             p = stored[pk]
             p.vector = bytes(blob)
             rows = Look(p, space).array
             if rows is None or not np.isfinite(rows).all():
                 continue
-            if asked is None:
-                spaces.served(collection, get_client())
-                asked = _embed(collection, [collection.query_prompt + query])[0]
             scores[pk] = similarity(asked, rows)
-        if asked is None or not scores:
+        if not scores:
             return None
         best = stored[max(scores, key=lambda pk: (scores[pk], -stored[pk].part))]
         spans = sentences(document.text, best.start, best.end)
         alone: list[tuple[str, float, int]] = []
         if len(spans) > 1:
-            found = [similarity(asked, rows) for rows in _embed(collection, [space.document_prompt + document.text[s:e] for s, e in spans])]
+            found = [similarity(asked, rows) for rows in _embed(collection, client, [document.text[s:e] for s, e in spans])]
             least, most = min(found), max(found)
             alone = [(document.text[s:e], score, round(100 * (score - least) / ((most - least) or 1)))
                      for (s, e), score in zip(spans, found, strict=True)]
         return cls(query, scores, best, alone)
 
 
-def _embed(collection: Collection, texts: list[str]) -> list[np.ndarray]:
-    space = collection.space
-    job = EmbedJob(items=tuple(texts), model=space.model_id, dimensions=space.dims, normalize=space.normalize)
-    return get_client().embed(job).vectors()
+def _embed(collection: Collection, client: InferenceClient, texts: Sequence[str]) -> list[NDArray[Any]]:
+    """[rows, dims] by text, made as the collection's documents are."""
+    spec, space = spaces.served(collection, client), collection.space
+    items = tuple(space.document_prompt + text for text in texts)
+    return client.embed(EmbedJob(items, model=spec.id, dimensions=None if space.dims == spec.dims else space.dims)).vectors()
 
 
 def _chosen(part: str | None, passages: list[Passage], answer: Answer | None) -> Passage | None:
@@ -217,10 +220,8 @@ def _readable(value: Any) -> str:
 
 
 def _beginnings(hits: Sequence[Hit]) -> list[tuple[Hit, str]]:
-    """Hits with the beginning of the passage that was found; one query."""
-    parts = Document.objects.filter(pk__in=[h.document_id for h in hits]).only("text").in_bulk()
-    return [(hit, Truncator(" ".join(parts[hit.document_id].text[hit.start:hit.start + 4 * BEGINNING].split())).chars(BEGINNING))
-            for hit in hits if hit.document_id in parts]
+    """Hits with the beginning of the passage that was found."""
+    return [(hit, Truncator(" ".join((hit.text or "")[:4 * BEGINNING].split())).chars(BEGINNING)) for hit in hits]
 
 
 def _successor(prefix: str) -> str | None:

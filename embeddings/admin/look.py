@@ -101,19 +101,20 @@ class Look:
         """The components of a single vector; of many, their norms, row by row."""
         if self.array is None:
             return ""
-        several = len(self.array) > 1
-        name = f"{'Norm of each row' if several else 'Components'} of part {self.passage.part}"
-        return charts.sparkline(self.norms if several else self.array[0], id=f"{what}-{self.passage.pk}", name=name, width=width, height=height)
+        values, drawn = (self.norms, "Norm of each row") if len(self.array) > 1 else (self.array[0], "Components")
+        name = f"{drawn} of part {self.passage.part}"
+        return charts.sparkline(values, id=f"{what}-{self.passage.pk}", name=name, width=width, height=height)
 
     @property
     def histogram(self) -> SafeString | str:
         if self.array is None:
             return ""
-        return charts.histogram(self.array, id=f"histogram-{self.passage.pk}", name=f"Distribution of the components of part {self.passage.part}")
+        name = f"Distribution of the components of part {self.passage.part}"
+        return charts.histogram(self.array, id=f"histogram-{self.passage.pk}", name=name)
 
 
 def similarity(query: np.ndarray, rows: np.ndarray) -> float:
-    """Cosine of two single vectors; for several rows MaxSim: the sum over query rows of their best cosine. query [n, d], rows [m, d] -> float"""
+    """Cosine of single vectors; of several rows MaxSim, the sum over query rows of their best cosine. query [Q, D], rows [R, D] -> float"""
     def unit(matrix: np.ndarray) -> np.ndarray:
         matrix = matrix.astype(np.float64)
         return np.asarray(matrix / np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12))

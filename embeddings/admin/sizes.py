@@ -13,13 +13,13 @@ from ..models import Collection, Document, Passage
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    documents: int = 0
-    truncated: int = 0
-    tokens: int = 0
-    characters: int = 0
-    passages: int = 0
-    rows: int = 0
-    bytes: int = 0        # of the vectors as stored, without the database's own overhead
+    documents: int
+    truncated: int
+    tokens: int
+    characters: int
+    passages: int
+    rows: int
+    bytes: int        # of the vectors as stored, without the database's own overhead
 
 
 def sizes(collections: Iterable[Collection]) -> dict[int, Sizes]:
@@ -29,11 +29,13 @@ def sizes(collections: Iterable[Collection]) -> dict[int, Sizes]:
     known: dict[int, Sizes] = {pk: found[key] for pk, key in keys.items() if key in found}
     missing = [pk for pk in keys if pk not in known]
     if missing:
-        documents = {row.pop("collection"): row for row in Document.objects.filter(collection__in=missing).order_by().values("collection").annotate(
-            documents=Count("pk"), truncated=Count("pk", filter=Q(truncated=True)), tokens=Sum("tokens"), characters=Sum(Length("text")))}
-        passages = {row.pop("collection"): row for row in Passage.objects.filter(collection__in=missing).order_by().values("collection").annotate(
-            passages=Count("pk"), rows=Sum("rows"), bytes=Sum(Length("vector")))}
-        fresh = {pk: Sizes(**documents.get(pk, {}), **passages.get(pk, {})) for pk in missing}
+        documents = Document.objects.filter(collection__in=missing).order_by().values_list("collection").annotate(
+            n=Count("pk"), cut=Count("pk", filter=Q(truncated=True)), seen=Sum("tokens"), length=Sum(Length("text")))
+        passages = Passage.objects.filter(collection__in=missing).order_by().values_list("collection").annotate(
+            n=Count("pk"), all_rows=Sum("rows"), stored=Sum(Length("vector")))
+        texts = {pk: figures for pk, *figures in documents}
+        stored = {pk: figures for pk, *figures in passages}
+        fresh = {pk: Sizes(*texts.get(pk, (0, 0, 0, 0)), *stored.get(pk, (0, 0, 0))) for pk in missing}
         cache.set_many({keys[pk]: value for pk, value in fresh.items()}, timeout=3600)
         known |= fresh
     return known

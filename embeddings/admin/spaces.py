@@ -6,24 +6,23 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from ..models import VectorSpace
+from ..spaces import FIELDS
 from .base import ReadOnlyAdmin
 
 NORMS = {-1.0: "as the model gives them", 0.0: "largest component scaled to 32767", 1.0: "components sum to 1", 2.0: "euclidean length 1"}
-EXPLAINED = ("model_id", "weights_hash", "pooling", "normalize", "dims", "document_prompt", "max_length", "multi_vector")
-"""Fields that make the fingerprint, in the order people ask for them."""
 
 
 def explain(space: VectorSpace) -> list[tuple[str, Any, str]]:
     """(name, value, meaning) of everything the fingerprint is made of."""
-    meta = VectorSpace._meta
+    helps = {field.name: str(field.help_text) for field in VectorSpace._meta.fields}
     told = {"model_id": "the model every vector comes from", "weights_hash": "sha256 over its weight files",
             "pooling": "how token vectors become one", "normalize": NORMS.get(space.normalize, f"{space.normalize:g}-norm 1"),
             "multi_vector": "one vector a token, compared by MaxSim" if space.multi_vector else "one vector a passage, compared by cosine"}
     rows = []
-    for name in EXPLAINED:
+    for name in FIELDS:
         value = getattr(space, name)
         shown: Any = "yes" if value is True else "no" if value is False else f"{value:g}" if isinstance(value, float) else value
-        rows.append((name.replace("_", " ").replace("model id", "model"), shown, told.get(name) or meta.get_field(name).help_text))
+        rows.append((name.replace("_", " ").replace("model id", "model"), shown, told.get(name) or helps[name]))
     return rows
 
 
