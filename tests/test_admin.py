@@ -4,15 +4,19 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.sites import site
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
 from django.db import connection
+from django.db.models import JSONField, Value
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -72,13 +76,14 @@ def make(name: str, **options: Any) -> Collection:
     return Collection.objects.create(name=name, space=space, text_fields=["text"], **options)
 
 
-def put(collection: Collection, id: str, text: str, *, split: int = 0, metadata: dict[str, Any] | None = None, truncated: bool = False) -> Document:
+def put(collection: Collection, id: str, text: str, *, split: int = 0, metadata: dict[str, Any] | None = None,
+        truncated: bool = False) -> Document:
     client = FakeClient()
     spans = client.split([text], split)[0] if split else []
     edges = [(s.start, s.end) for s in spans] or [(0, len(text))]
     result = client.embed(EmbedJob(tuple(text[a:b] for a, b in edges)))
-    corpus.upsert(collection, [NewDocument(
-        id, text, [NewPassage(a, b, int(t), v) for (a, b), t, v in zip(edges, result.tokens, result.data, strict=True)], metadata or {}, truncated)])
+    passages = [NewPassage(a, b, int(t), v) for (a, b), t, v in zip(edges, result.tokens, result.data, strict=True)]
+    corpus.upsert(collection, [NewDocument(id, text, passages, metadata or {}, truncated)])
     return Document.objects.get(collection=collection, external_id=id)
 
 
@@ -99,13 +104,13 @@ def plain(source: str) -> str:
 
 
 def pages(collection: Collection, document: Document) -> list[str]:
-    space = collection.space_id
+    documents, search, page = url("document_changelist"), url("collection_search", collection.pk), url("document_change", document.pk)
     return [
-        url("collection_changelist"), url("collection_change", collection.pk), url("collection_search", collection.pk),
-        url("collection_search", collection.pk) + "?q=flow", url("collection_history", collection.pk), url("collection_delete", collection.pk),
-        url("document_changelist"), url("document_changelist") + "?q=a", url("document_changelist") + f"?collection__id__exact={collection.pk}",
-        url("document_changelist") + "?truncated__exact=1", url("document_change", document.pk), url("document_change", document.pk) + "?q=flow",
-        url("document_history", document.pk), url("document_delete", document.pk), url("vectorspace_changelist"), url("vectorspace_change", space)]
+        url("collection_changelist"), url("collection_change", collection.pk), search, f"{search}?q=flow",
+        url("collection_history", collection.pk), url("collection_delete", collection.pk),
+        documents, f"{documents}?q=a", f"{documents}?collection__id__exact={collection.pk}", f"{documents}?truncated__exact=1",
+        page, f"{page}?q=flow", url("document_history", document.pk), url("document_delete", document.pk),
+        url("vectorspace_changelist"), url("vectorspace_change", collection.space_id)]
 
 
 # Every page
@@ -139,7 +144,7 @@ def test_our_tables_head_their_columns_and_rows(admin_client: Client, collection
     put(collection, "b", "Another one.")
     document = put(collection, "a", "One two three. Four five. " * 20, split=8)
     for path in [url("document_change", document.pk), url("collection_change", collection.pk)]:
-        headers = [attrs for attrs in Page(get(admin_client, path)).all("th")]
+        headers = Page(get(admin_client, path)).all("th")
         assert headers and all(attrs.get("scope") in ("col", "row") for attrs in headers), path
 
 
@@ -153,7 +158,7 @@ def test_the_list_counts_documents_passages_and_bytes(admin_client: Client, coll
     source = get(admin_client, url("collection_changelist"))
     rows = {m.group(1): plain(m.group(0)) for m in re.finditer(r"<tr>.*?/collection/(\d+)/change/.*?</tr>", source, re.DOTALL)}
     count = Passage.objects.count()
-    assert f"papers fake-8 2 {count} 8" in rows[str(collection.pk)] and f"{count * 32} bytes" in rows[str(collection.pk)].replace("\xa0", " ")
+    assert f"papers fake-8 2 {count} 8 {count * 32} bytes" in rows[str(collection.pk)]
     assert "empty fake-8 0 0 8" in rows[str(other.pk)]
 
 
@@ -234,7 +239,7 @@ def test_a_document_without_passages_or_text_or_metadata(admin_client: Client, c
 @pytest.mark.parametrize("metadata", [[1, 2], "text", 7, None, {"": {"deep": [None, {"x": "y" * 200}]}}, {"k" * 300: True}])
 def test_any_json_is_readable_metadata(admin_client: Client, collection: Collection, metadata: Any) -> None:
     document = put(collection, "a", "one two")
-    Document.objects.filter(pk=document.pk).update(metadata=metadata)
+    Document.objects.filter(pk=document.pk).update(metadata=Value(metadata, JSONField()))
     get(admin_client, url("document_change", document.pk))
     get(admin_client, url("collection_search", collection.pk), {"q": "one"})
 
@@ -360,7 +365,8 @@ def test_without_the_model_pages_answer_and_say_how_to_serve_it(
     assert "b Three." in why[why.index("Nearest documents"):]
 
 
-def test_a_transport_that_cannot_be_loaded_breaks_no_page(admin_client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_cannot_be_loaded_breaks_no_page(
+        admin_client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> FakeClient:
         raise ServiceError("MLXCEL_TRANSPORT cannot be loaded")
     for module in ("collections", "documents"):
@@ -372,7 +378,6 @@ def test_a_transport_that_cannot_be_loaded_breaks_no_page(admin_client: Client, 
 
 
 def test_a_model_with_other_weights_is_refused(admin_client: Client, collection: Collection, fake: FakeClient) -> None:
-    from dataclasses import replace
     put(collection, "a", "One.")
     fake.spec = replace(SPEC, weights_hash="1" * 64)
     text = plain(get(admin_client, url("collection_search", collection.pk), {"q": "x"}))
@@ -389,12 +394,11 @@ def test_nothing_a_user_wrote_becomes_markup(admin_client: Client) -> None:
     document = put(collection, EVIL, f"{EVIL}. {EVIL}! Some words more to be cut. " * 3, split=8, metadata={EVIL: EVIL, "l": [EVIL]})
     put(collection, EVIL + "2", EVIL)
     for path in [*pages(collection, document), url("document_change", document.pk) + "?part=1"]:
-        for query in ({}, {"q": EVIL}):
-            source = get(admin_client, path + ("&" if "?" in path and query else "?" if query else "") + ("q=" + html.escape("<script>alert")
-                                                                                                      if query else ""))
-            assert "<script>alert" not in source and "alert(&quot;x&quot;)</script>" not in source, path
-    for path in (url("collection_search", collection.pk), url("document_change", document.pk), url("document_changelist")):
+        assert "<script>alert" not in get(admin_client, path), path
+    for path in (url("collection_search", collection.pk), url("document_change", document.pk)):
         assert "<script>alert" not in get(admin_client, path, {"q": EVIL, "filter": EVIL})
+    for path in (url("document_changelist"), url("collection_changelist"), url("vectorspace_changelist")):
+        assert "<script>alert" not in get(admin_client, path, {"q": EVIL})
 
 
 @pytest.mark.parametrize("id", ODD_IDS)
@@ -432,7 +436,6 @@ def test_search_by_the_beginning_of_an_id_is_case_sensitive_and_literal(admin_cl
 
 
 def test_the_id_search_uses_the_index(collection: Collection, rf: Any, admin_user: User) -> None:
-    from django.contrib.admin.sites import site
     request = rf.get("/")
     request.user = admin_user
     if connection.vendor != "sqlite":
@@ -454,7 +457,7 @@ def test_successor_is_above_everything_with_the_prefix_and_nothing_else(prefix: 
 def test_the_list_counts_no_further_than_it_shows(admin_client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "COUNTED", 60)
     Document.objects.bulk_create(Document(collection=collection, external_id=f"d{i}", content_hash="", split="none") for i in range(70))
-    with CaptureQueriesContext(connection, ) as seen:
+    with CaptureQueriesContext(connection) as seen:
         text = plain(get(admin_client, url("document_changelist")))
     assert "the first 60 of more documents" in text
     counts = [q["sql"] for q in seen if "COUNT(" in q["sql"] and '"embeddings_document"' in q["sql"] and "LIMIT 61" in q["sql"]]
@@ -463,9 +466,9 @@ def test_the_list_counts_no_further_than_it_shows(admin_client: Client, collecti
 
 
 def test_rows_of_the_list_carry_no_whole_text(admin_client: Client, collection: Collection) -> None:
-    put(collection, "a", "head " + "x" * 5000 + " tail")
+    put(collection, "a", "head " + "x" * 5000 + " omega")
     with CaptureQueriesContext(connection) as seen:
-        assert "tail" not in get(admin_client, url("document_changelist"))
+        assert "omega" not in get(admin_client, url("document_changelist"))
     rows = [q["sql"] for q in seen if "_beginning" in q["sql"] and "LIMIT" in q["sql"]]
     assert rows and all('"embeddings_document"."text",' not in sql.replace('SUBSTR("embeddings_document"."text",', "") for sql in rows)
 
@@ -480,11 +483,12 @@ def counted(client: Client, path: str) -> int:
     return len(seen)
 
 
-def test_queries_do_not_grow_with_rows(admin_client: Client, django_assert_max_num_queries: Callable[..., Any]) -> None:
+def test_queries_do_not_grow_with_rows(admin_client: Client) -> None:
     first = make("c0")
     document = put(first, "a", "One two three four five six. Seven.", split=4)
     put(first, "b", "Two.")
-    paths = [*pages(first, document)]
+    put(first, "b", "Three.")                  # replaced: search looks for removed passages from now on
+    paths = pages(first, document)
     before = {path: counted(admin_client, path) for path in paths}
     for i in range(1, 6):
         other = make(f"c{i}")
@@ -548,14 +552,15 @@ def test_whoever_may_view_documents_only_gets_no_search(client: Client, collecti
 
 def test_nobody_adds_or_changes_anything(admin_client: Client, collection: Collection) -> None:
     document = put(collection, "a", "One.")
-    before = list(Document.objects.values()), list(Passage.objects.values()), list(Collection.objects.values()), list(VectorSpace.objects.values())
+    def everything() -> list[Any]:
+        return [list(model.objects.values()) for model in (VectorSpace, Collection, Document, Passage)]
+    before = everything()
     for model, pk in (("collection", collection.pk), ("document", document.pk), ("vectorspace", collection.space_id)):
         assert admin_client.get(url(f"{model}_add")).status_code == 403
         assert admin_client.post(url(f"{model}_add"), {"name": "x", "text": "x"}).status_code == 403
         assert admin_client.post(url(f"{model}_change", pk), {"name": "x", "text": "x", "external_id": "x"}).status_code == 403
     assert admin_client.post(url("vectorspace_delete", collection.space_id), {"post": "yes"}).status_code == 403
-    assert before == (list(Document.objects.values()), list(Passage.objects.values()), list(Collection.objects.values()),
-                      list(VectorSpace.objects.values()))
+    assert everything() == before
 
 
 def test_deleting_a_document_is_real_and_moves_the_counters(admin_client: Client, collection: Collection) -> None:
@@ -645,7 +650,8 @@ def test_marked_segments_are_the_text(chosen: int | None, length: int) -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [
     ("One. Two! Three?", ["One.", "Two!", "Three?"]), ("v1.2 is out. Yes", ["v1.2 is out.", "Yes"]), ("", []), ("   ", []),
-    ("no end", ["no end"]), ("a\n\nb", ["a", "b"]), ("これは文です。次の文。", ["これは文です。", "次の文。"]), ('He said "no." Then left.', ['He said "no."', "Then left."]),
+    ("no end", ["no end"]), ("a\n\nb", ["a", "b"]), ("これは文です。次の文。", ["これは文です。", "次の文。"]),
+    ('He said "no." Then left.', ['He said "no."', "Then left."]),
 ])
 def test_sentences(text: str, expected: list[str]) -> None:
     assert [text[s:e].strip() for s, e in texts.sentences(text, 0, len(text))] == expected
@@ -655,4 +661,4 @@ def test_many_sentences_are_joined_and_cover_the_passage() -> None:
     text = "Word one. " * 500
     spans = texts.sentences(text, 0, len(text), most=48)
     assert len(spans) <= 48 and spans[0][0] == 0 and spans[-1][1] == len(text.rstrip())
-    assert all(a < b for a, b in spans) and all(not text[b:c].strip() for (_, b), (c, _) in zip(spans, spans[1:], strict=False))
+    assert all(a < b for a, b in spans) and all(not text[b:c].strip() for (_, b), (c, _) in pairwise(spans))
