@@ -61,8 +61,9 @@ class SearchForm(forms.Form):
     use_required_attribute = True
     q = forms.CharField(label="Query", max_length=10_000, widget=forms.TextInput(attrs={"type": "search", "autocomplete": "off"}))
     limit = forms.ChoiceField(label="Results", choices=[(str(n), str(n)) for n in LIMITS], required=False)
-    filter = forms.CharField(label="Metadata filter", required=False, max_length=10_000,
-                             help_text='Optional. A JSON object; documents whose metadata match all of it: {"language": "en"}')
+    filter = forms.CharField(
+        label="Metadata filter", required=False, max_length=10_000,
+        help_text='Optional, a JSON object: {"language": "en", "year": {"gte": 1960, "lt": 1970}, "kind": ["report", "note"]}')
 
     def clean_limit(self) -> int:
         return int(self.cleaned_data["limit"] or LIMITS[0])
@@ -136,7 +137,7 @@ class CollectionAdmin(ReadOnlyAdmin[Collection]):
         may_view = _may_view_documents(self, request)
         context = {
             **self.admin_site.each_context(request), "title": f"Search {collection.name}", "opts": self.opts, "original": collection,
-            "collection": collection, "form": form, "errors": errors, "result": result, "media": self.media, "serve": _serve(collection),
+            "collection": collection, "form": form, "errors": errors, "result": result, "media": self.media,
             "hits": _shown(result.hits, may_view) if result else [], "may_view_documents": may_view,
             "has_view_permission": True, "documents_url": _documents(collection)}
         return TemplateResponse(request, "admin/embeddings/collection/search.html", context)

@@ -37,7 +37,7 @@ NEIGHBOURS = 10
 
 @admin.register(Document)
 class DocumentAdmin(ReadOnlyAdmin[Document]):
-    list_display = ["name", "collection", "beginning", "tokens", "passages", "cut"]
+    list_display = ["name", "collection", "seen", "passages", "beginning"]
     list_filter = ["collection", "truncated"]
     list_select_related = ["collection"]
     list_per_page = 50
@@ -77,9 +77,9 @@ class DocumentAdmin(ReadOnlyAdmin[Document]):
     def beginning(self, document: Document) -> str:
         return Truncator(" ".join(document._beginning.split())).chars(BEGINNING)  # type: ignore[attr-defined]   # annotated in get_queryset
 
-    @admin.display(description="truncated")
-    def cut(self, document: Document) -> str:
-        return "truncated" if document.truncated else ""
+    @admin.display(description="tokens")
+    def seen(self, document: Document) -> str:
+        return f"{document.tokens:,}{', truncated' if document.truncated else ''}"
 
     @admin.display
     def passages(self, document: Document) -> int:
