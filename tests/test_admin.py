@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.sites import site
 from django.contrib.auth.models import Permission, User
@@ -25,6 +27,7 @@ from embeddings import charts, corpus, spaces
 from embeddings.admin import base, documents, texts
 from embeddings.admin.documents import _successor
 from embeddings.corpus import NewDocument, NewPassage
+from embeddings.index import get_index
 from embeddings.models import Collection, Document, Passage, VectorSpace
 from inference.errors import Busy, ServiceError
 from inference.wire import EmbedJob
@@ -592,8 +595,12 @@ def test_deleting_a_collection_takes_its_documents_along(admin_client: Client, c
     other = make("other")
     put(collection, "a", "One.")
     put(other, "b", "Two.")
+    get_index().rebuild(collection)
+    files = Path(settings.VAR_DIR) / "index" / f"{collection.pk}-{collection.name}"
+    assert files.is_dir()
     assert "1 documents, 1 passages" in plain(get(admin_client, url("collection_delete", collection.pk)))
     assert admin_client.post(url("collection_delete", collection.pk), {"post": "yes"}).status_code == 302
+    assert not files.exists()
     assert [c.name for c in Collection.objects.all()] == ["other"] and Document.objects.get().external_id == "b"
     assert Passage.objects.count() == 1
 

@@ -21,6 +21,7 @@ from django.utils.text import Truncator
 from inference.client import get_client
 
 from .. import corpus
+from ..index import get_index
 from ..models import Collection, Document
 from ..search import Hit, search
 from .base import ReadOnlyAdmin, told
@@ -154,11 +155,13 @@ class CollectionAdmin(ReadOnlyAdmin[Collection]):
         return lines, counts, lacking, []
 
     def delete_model(self, request: HttpRequest, obj: Collection) -> None:
+        """Files first: they can be made again from the rows, should the transaction fail, and need the collection's number."""
+        get_index().drop(obj)
         corpus.drop(obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Collection]) -> None:
         for collection in queryset:
-            corpus.drop(collection)
+            self.delete_model(request, collection)
 
 
 def _sizes(collection: Collection) -> Sizes:
