@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.sites import site
 from django.contrib.auth.models import Permission, User
@@ -27,7 +26,7 @@ from embeddings import charts, corpus, spaces
 from embeddings.admin import base, documents, texts
 from embeddings.admin.documents import _successor
 from embeddings.corpus import NewDocument, NewPassage
-from embeddings.index import get_index
+from embeddings.index import ExactIndex
 from embeddings.models import Collection, Document, Passage, VectorSpace
 from inference.errors import Busy, ServiceError
 from inference.wire import EmbedJob
@@ -591,16 +590,20 @@ def test_deleting_chosen_documents_of_several_collections(admin_client: Client, 
     assert [c.deletions for c in Collection.objects.order_by("pk")] == [2, 1]
 
 
-def test_deleting_a_collection_takes_its_documents_along(admin_client: Client, collection: Collection) -> None:
+def test_deleting_a_collection_takes_its_documents_and_search_files_along(
+        admin_client: Client, collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = make("other")
     put(collection, "a", "One.")
     put(other, "b", "Two.")
-    get_index().rebuild(collection)
-    files = Path(settings.VAR_DIR) / "index" / f"{collection.pk}-{collection.name}"
-    assert files.is_dir()
+    monkeypatch.setattr("embeddings.index.TAIL_BYTES", 0)      # the smallest collection is worth a file
+    index = ExactIndex(tmp_path)
+    monkeypatch.setattr("embeddings.admin.collections.get_index", lambda: index)
+    index.rebuild(collection)
+    index.rebuild(other)
+    assert index.folder(collection).is_dir() and index.folder(other).is_dir()
     assert "1 documents, 1 passages" in plain(get(admin_client, url("collection_delete", collection.pk)))
     assert admin_client.post(url("collection_delete", collection.pk), {"post": "yes"}).status_code == 302
-    assert not files.exists()
+    assert not index.folder(collection).exists() and index.folder(other).is_dir()
     assert [c.name for c in Collection.objects.all()] == ["other"] and Document.objects.get().external_id == "b"
     assert Passage.objects.count() == 1
 
