@@ -1,4 +1,4 @@
-"""Real processes over a database file, killed, interrupted, locked out and out of disk: what was stored stays, whole, and a restart completes it."""
+"""Real processes over a database file, killed, interrupted, locked out and out of disk: what was stored stays, and a restart completes it."""
 from __future__ import annotations
 
 import json
@@ -31,7 +31,9 @@ class Site:
         folder.mkdir()
         self.environment = {**os.environ, "MLXCEL_VAR_DIR": str(folder), "DJANGO_SETTINGS_MODULE": "tests.impatient",
                             "MLXCEL_TRANSPORT": "tests.impatient.SlowClient", "PYTHONUNBUFFERED": "1", **environment}
-        assert self.start("migrate", "-v0").wait() == 0
+        migrate = self.start("migrate", "-v0")
+        _, err = migrate.communicate()
+        assert migrate.returncode == 0, err
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen([sys.executable, "manage.py", *args], cwd=ROOT, env=self.environment, text=True,
@@ -156,7 +158,7 @@ def test_a_database_locked_by_another_process_ends_clearly_and_loses_nothing(sou
 @pytest.mark.timeout(1800)
 def test_killed_with_the_real_model_the_vectors_are_the_same_bit_for_bit(minilm: Path, tmp_path: Path) -> None:
     path, words = tmp_path / "corpus.jsonl", random.Random(5)
-    vocabulary = ["ship", "sea", "wing", "flow", "heat", "layer", "shock", "plate", "cylinder", "pressure", "velocity", "model", "test", "theory"]
+    vocabulary = ["ship", "sea", "wing", "flow", "heat", "layer", "shock", "plate", "pressure", "velocity", "model", "theory"]
     path.write_text("".join(json.dumps({"_id": f"d{i}", "text": " ".join(words.choices(vocabulary, k=words.randint(1, 180)))}) + "\n"
                             for i in range(400)))
     real = {"DJANGO_SETTINGS_MODULE": "mlxcel_site.settings", "MLXCEL_EMBEDDING_MODEL": str(minilm), "MLXCEL_BACKEND": "host",
