@@ -1,4 +1,4 @@
-"""Real processes over a database file, killed, interrupted, locked out and out of disk: what was stored stays, and a restart completes it."""
+"""Real processes over a database file, killed, interrupted, locked out, out of disk: what was stored stays, and a restart completes it."""
 from __future__ import annotations
 
 import json
