@@ -57,7 +57,7 @@ class Display:
 
     def _print(self, line: str) -> None:
         if self._bar:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             print(line, file=self.stream, flush=True)
 
