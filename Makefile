@@ -32,7 +32,7 @@ demo: $(VENV)/.ready  ## Embed the sample corpus, search it, then serve API, doc
 ifneq ($(SERVE),0)
 	@echo; echo '== serve (Ctrl-C stops)'
 	@$(DEMO) ensure_admin
-	@echo "try it        curl -s http://localhost:$(PORT)/v1/embeddings -H 'content-type: application/json' -d '{\"input\": \"hello\"}'"
+	@echo "try it        curl -s http://localhost:$(PORT)/collections/sample/search -H 'content-type: application/json' -d '{\"query\": \"sailing upwind\", \"limit\": 3}'"
 	@$(DEMO) serve --port $(PORT)
 endif
 

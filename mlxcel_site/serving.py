@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +16,9 @@ from inference.wire import EmbedJob, ModelSpec
 
 def create() -> Callable[..., Iterable[bytes]]:
     """The WSGI application, once every configured model is loaded. One that cannot be ends the process with a message."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)      # Ctrl-C reaches the parent too, which stops this process
+    # Ctrl-C goes to the terminal's whole process group, and the parent then stops this process with SIGTERM. Where both arrive granian
+    # hangs until it is killed, and it handles SIGINT whatever is set here: so this process leaves the group.
+    os.setpgrp()
     from .wsgi import application
 
     try:

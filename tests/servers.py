@@ -58,7 +58,7 @@ def serving(var: Path, *arguments: str, **settings: str) -> Iterator[Server]:
     log = var.with_name("serve.log")
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, "manage.py", "serve", "--port", str(port), *arguments], cwd=ROOT,
-                                   env=environment(var, **settings), stdout=output, stderr=subprocess.STDOUT)
+                                   env=environment(var, **settings), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     server = Server(process, f"http://127.0.0.1:{port}", log)
     try:
         _wait(server)
