@@ -164,7 +164,7 @@ class DynamicRope(RopeSpec):
 
 
 def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
-    """`max_position_embeddings`, which transformers reads beside the scaling, has to be put into it by the family."""
+    """`max_position_embeddings`, which transformers reads beside the scaling, is put into it by `rope_parameters` or by the family."""
     factor, trained = scaling.get("factor"), scaling.get("max_position_embeddings")
     if not isinstance(factor, int | float) or factor < 1 or not isinstance(trained, int) or trained < 1 or dim < 4:
         raise CheckpointError(
@@ -259,6 +259,7 @@ def rope_parameters(raw: Mapping[str, Any], theta: float) -> dict[str, Any]:
     """One table out of a config's older spellings: `rope_scaling` (or `rope_parameters`), a `rope_theta` and a `partial_rotary_factor`
     beside it, `theta` where none is named. Scaled kinds take the model's length for their original one where they name none."""
     beside = {"rope_theta": raw.get("rope_theta") or theta, "partial_rotary_factor": raw.get("partial_rotary_factor"),
+              "max_position_embeddings": raw.get("max_position_embeddings"),
               "original_max_position_embeddings": raw.get("original_max_position_embeddings") or raw.get("max_position_embeddings")}
     table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     return beside | {name: value for name, value in table.items() if value is not None}

@@ -19,9 +19,13 @@ PREFIXES = ("model.",)
 DROPPED = (r"^lm_head\.", r"rotary_emb\.inv_freq$")
 
 
-def format_text(text: str, instruction: str | None) -> str:
-    """As the model was trained: no space after `Query:`, and nothing before a document."""
-    return f"Instruct: {instruction}\nQuery:{text}" if instruction else text
+def format_text(text: str, instruction: str | None, prompts: Mapping[str, str]) -> str:
+    """`Instruct: {instruction}\\nQuery:{text}`, with what the checkpoint's own query prompt has from the line's end on (the published
+    one has no space there); the text itself where there is no instruction."""
+    if not instruction:
+        return text
+    _, _, rest = prompts.get("query", "").partition("\n")
+    return f"Instruct: {instruction}\n{rest if rest.startswith('Query:') else 'Query:'}{text}"
 
 
 @dataclass(frozen=True)
