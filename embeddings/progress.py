@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
 from .bulk import Report
@@ -109,11 +109,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+class _Count(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed:,.0f} of {task.total:,.0f}" if task.total else f"{task.completed:,.0f} documents")
+
+
 class _Rates(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(" · ".join(rates(task.fields["report"], int(task.total) if task.total else None)), style="dim")
 
 
 def _bar(stream: IO[str]) -> Progress:
-    return Progress(TextColumn("{task.completed:,.0f}"), BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f} %"), _Rates(),
-                    console=Console(file=stream), refresh_per_second=5)
+    return Progress(_Count(), BarColumn(bar_width=30), _Rates(), console=Console(file=stream), refresh_per_second=5)

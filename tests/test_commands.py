@@ -1,8 +1,10 @@
 """The commands as a person types them: what they print, what they remember, how they end."""
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,7 @@ from embeddings.models import Collection, Document, Passage
 from embeddings.progress import Display, Interruptible, duration
 from embeddings.sources import Problem
 from inference.config import Settings
+from inference.errors import Busy
 from inference.wire import ModelSpec
 from tests.fakes import SPEC, FakeClient
 
@@ -227,6 +230,25 @@ def test_a_database_that_refuses_ends_the_run_clearly(
     assert "0 documents were stored by this run and stay. Run the same command again" in ended.message and "read" in ended.out
 
 
+def test_a_source_that_breaks_off_ends_the_run_with_its_summary(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"id": i, "text": f"{i} {os.urandom(40).hex()}"}) + "\n" for i in range(3000))
+    source = tmp_path / "c.jsonl.gz"
+    source.write_bytes(gzip.compress(lines.encode())[:-2000])
+    ended = manage("embed_corpus", "c", source)
+    assert ended.code == 1 and "cannot be read" in ended.message and "Run the same command again" in ended.message
+    assert f"{Document.objects.count():,}" in ended.message and "embedded" in ended.out and Document.objects.count() > 0
+
+
+def test_a_model_that_stays_busy_ends_the_run_with_its_summary(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: Any) -> None:
+        raise Busy("the queue is full")
+    monkeypatch.setattr(Fake, "embed", busy)
+    monkeypatch.setattr(Busy, "retry_after", 0.01)
+    monkeypatch.setattr("embeddings.encoding.BUSY_SECONDS", 0.02)
+    ended = manage("embed_corpus", "books", source)
+    assert ended.code == 3 and "the queue is full" in ended.message and "read" in ended.out
+
+
 def test_missing_tables_are_told_with_the_command_that_makes_them(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: Any) -> None:
         raise OperationalError("no such table: embeddings_collection")
@@ -325,7 +347,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with Display(stream, 1000) as display:
         display.progress(Report(embedded=200, tokens=4000, seconds=2))
         display.problem(Problem("f:1", "[bad] :smile:"))
-    assert "f:1: [bad] :smile:" in stream.getvalue() and "20 %" in stream.getvalue() and "100 documents/s" in stream.getvalue()
+    assert "f:1: [bad] :smile:" in stream.getvalue() and "200 of 1,000" in stream.getvalue() and "100 documents/s" in stream.getvalue()
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.04, "0.0 s"), (59.6, "60 s"), (61, "1 min 01 s"),

@@ -28,12 +28,17 @@ class CorpusCommand(BaseCommand):
         try:
             return super().execute(*args, **options)
         except ServiceError as error:
-            raise CommandError(str(error), returncode=FAILED if isinstance(error, Busy | TimedOut | InferenceFailed) else USAGE) from error
+            raise CommandError(str(error), returncode=code_of(error)) from error
         except (DatabaseError, InterfaceError) as error:
             raise CommandError(refused(error), returncode=FAILED) from error
 
     def out(self, line: str = "") -> None:
         self.stdout.write(line)
+
+
+def code_of(error: ServiceError) -> int:
+    """Wrong usage or configuration, unless it may go better the next time."""
+    return FAILED if isinstance(error, Busy | TimedOut | InferenceFailed) else USAGE
 
 
 def refused(error: Exception) -> str:

@@ -19,6 +19,7 @@ from embeddings.management.corpus_command import (
     NOTHING,
     USAGE,
     CorpusCommand,
+    code_of,
     connected,
     described,
     model_of,
@@ -28,7 +29,7 @@ from embeddings.management.corpus_command import (
 )
 from embeddings.models import Collection
 from embeddings.progress import Interruptible, duration
-from inference.errors import Conflict
+from inference.errors import Conflict, ServiceError
 from inference.wire import ModelSpec
 
 EXIT_CODES = """exit codes:
@@ -159,10 +160,12 @@ class Command(CorpusCommand):
             stopped, code = "Stopped.", INTERRUPTED
         except (DatabaseError, InterfaceError) as error:
             stopped, code = refused(error) + ".", FAILED
+        except ServiceError as error:
+            stopped, code = str(error), code_of(error)
         report = bulk.report
-        if not code and (report.failed or not report.stored):
-            code = FAILED if report.stored else NOTHING
-        elif code == FAILED and not report.stored:
+        if not code and report.failed or code in (FAILED, USAGE) and report.stored:
+            code = FAILED
+        if code in (0, FAILED) and not report.stored:
             code = NOTHING
         if stopped:
             stopped += f" {report.embedded:,} documents were stored by this run and stay. Run the same command again to go on."
