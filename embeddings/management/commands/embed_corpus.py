@@ -163,7 +163,7 @@ class Command(CorpusCommand):
         except ServiceError as error:
             stopped, code = str(error), code_of(error)
         report = bulk.report
-        if not code and report.failed or code in (FAILED, USAGE) and report.stored:
+        if (not code and report.failed) or (code in (FAILED, USAGE) and report.stored):
             code = FAILED
         if code in (0, FAILED) and not report.stored:
             code = NOTHING
