@@ -180,13 +180,6 @@ class Bulk:
         self.watcher.progress(self.report)
 
 
-@dataclass
-class _Job:
-    submitted: float
-    future: Future[list[NewDocument | Failure]]
-    finished: float = 0.0
-
-
 class _Encoders:
     """Threads that encode jobs; results are taken in the order of submission. `size` follows what the model takes for a job."""
 
@@ -195,7 +188,7 @@ class _Encoders:
         self._stop = Event()
         self._encoder = Encoder.of(collection, client, spec, self._stop)
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "encode")
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[tuple[float, Future[tuple[list[NewDocument | Failure], float]]]] = deque()      # submitted when, to finish when
         self._last: float | None = None
 
     def __enter__(self) -> _Encoders:
@@ -210,18 +203,19 @@ class _Encoders:
         return len(self._jobs)
 
     def submit(self, records: list[Record]) -> None:
-        job = _Job(time.monotonic(), self._pool.submit(self._encoder.encode, records))
-        job.future.add_done_callback(lambda _: setattr(job, "finished", time.monotonic()))
-        self._jobs.append(job)
+        self._jobs.append((time.monotonic(), self._pool.submit(self._timed, records)))
+
+    def _timed(self, records: list[Record]) -> tuple[list[NewDocument | Failure], float]:
+        return self._encoder.encode(records), time.monotonic()
 
     def take(self) -> list[NewDocument | Failure]:
-        job = self._jobs.popleft()
-        encoded = job.future.result()
+        submitted, job = self._jobs.popleft()
+        encoded, finished = job.result()
         if self._last is not None:      # the first job also loads the model
-            seconds = job.finished - max(job.submitted, self._last)
+            seconds = finished - max(submitted, self._last)
             if seconds < SECONDS[0]:
                 self.size = min(self.size * 2, LARGEST)
             elif seconds > SECONDS[1]:
                 self.size = max(self.size // 2, SMALLEST)
-        self._last = job.finished or time.monotonic()
+        self._last = max(finished, self._last or 0.0)
         return encoded
