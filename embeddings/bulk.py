@@ -25,7 +25,7 @@ from .sources import Problem, Record
 
 IN_FLIGHT = 4                        # jobs at the model: one runs, the others keep it from waiting
 SMALLEST, FIRST, LARGEST = 8, 32, 512      # documents a job
-SECONDS = (0.5, 2.0)                 # a job that takes less is followed by larger ones, one that takes more by smaller ones
+SECONDS = (1.0, 6.0)                 # from submission to end, others in between: less makes the next jobs larger, more makes them smaller
 KEPT_PROBLEMS = 1_000
 
 
@@ -189,7 +189,7 @@ class _Encoders:
         self._encoder = Encoder.of(collection, client, spec, self._stop)
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "encode")
         self._jobs: deque[tuple[float, Future[tuple[list[NewDocument | Failure], float]]]] = deque()      # submitted when, to finish when
-        self._last: float | None = None
+        self._warm = False
 
     def __enter__(self) -> _Encoders:
         return self
@@ -211,11 +211,10 @@ class _Encoders:
     def take(self) -> list[NewDocument | Failure]:
         submitted, job = self._jobs.popleft()
         encoded, finished = job.result()
-        if self._last is not None:      # the first job also loads the model
-            seconds = finished - max(submitted, self._last)
-            if seconds < SECONDS[0]:
+        if self._warm:      # the first job also loads the model
+            if finished - submitted < SECONDS[0]:
                 self.size = min(self.size * 2, LARGEST)
-            elif seconds > SECONDS[1]:
+            elif finished - submitted > SECONDS[1]:
                 self.size = max(self.size // 2, SMALLEST)
-        self._last = max(finished, self._last or 0.0)
+        self._warm = True
         return encoded
