@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.core.management import call_command
 
 from embeddings import corpus, evaluation, spaces
 from embeddings.evaluation import Judgement, evaluate, read_qrels, read_queries
@@ -99,25 +98,6 @@ def test_ids_that_do_not_meet_are_told() -> None:
 def test_a_model_that_is_not_served() -> None:
     with pytest.raises(Conflict):
         evaluate(stored.collection(), {"1": "x"}, [Judgement("1", "a", 1)], client=FakeClient().without_model())
-
-
-@pytest.mark.ir
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("name", "figures"), [
-    ("cranfield", {"nDCG@10": (0.3953, 5e-4), "R@100": (0.7756, 1e-3)}), ("cisi", {"nDCG@10": (0.4193, 5e-4)}),
-    ("npl", {"nDCG@10": (0.4335, 5e-4)})])
-def test_published_figures(
-        name: str, figures: dict[str, tuple[float, float]], data: Path, minilm: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sentence-transformers 6.2.0 with the same weights, float32, exact cosine: `reference.json` beside the collections."""
-    folder = data / "ir" / name
-    monkeypatch.setenv("MLXCEL_EMBEDDING_MODEL", str(minilm))
-    call_command("embed_corpus", name, str(folder / "corpus.jsonl"), "--text-field", "title,text", "--backend", "host")
-    capsys.readouterr()
-    call_command("evaluate_corpus", name, "--queries", str(folder / "queries.jsonl"), "--qrels", str(folder / "qrels.trec"),
-                 "--backend", "host", "--json")
-    measured = json.loads(capsys.readouterr().out)["figures"]
-    for measure, (value, tolerance) in figures.items():
-        assert measured[measure] == pytest.approx(value, abs=tolerance), measured
 
 
 def test_ranking_of_the_reference_with_its_own_vectors(data: Path, minilm: Path) -> None:
