@@ -153,7 +153,17 @@ class DynamicRope(RopeSpec):
     """
 
     factor: float
-    trained: int
+    trained: float
+
+    @classmethod
+    def read(cls, dim: int, theta: float, scaling: Mapping[str, Any]) -> DynamicRope:
+        """The length it was trained to is the model's, which stands beside the scaling in config.json: the family puts it in."""
+        factor, trained = _number(scaling, "factor"), _number(scaling, "max_position_embeddings")
+        if factor < 1 or trained < 1 or dim < 4:
+            raise CheckpointError(
+                f"rope_type 'dynamic' with factor {factor}, max_position_embeddings {trained} and {dim} components: "
+                "expected at least 1, 1 and 4")
+        return cls(dim, theta, factor, trained)
 
     def table(self, segments: Segments) -> Rope:
         growth = self.factor * np.maximum(segments.lengths, self.trained) / self.trained - (self.factor - 1)
@@ -161,16 +171,6 @@ class DynamicRope(RopeSpec):
         frequencies = theta[:, None] ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
         angles = segments.positions[:, None] * np.repeat(frequencies, segments.lengths, 0)
         return Rope(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-
-
-def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
-    """`max_position_embeddings`, which transformers reads beside the scaling, is put into it by `rope_parameters` or by the family."""
-    factor, trained = scaling.get("factor"), scaling.get("max_position_embeddings")
-    if not isinstance(factor, int | float) or factor < 1 or not isinstance(trained, int) or trained < 1 or dim < 4:
-        raise CheckpointError(
-            f"rope_type 'dynamic' with factor {factor!r}, max_position_embeddings {trained!r} and {dim} components: expected a factor "
-            "of at least 1, a whole number of tokens and at least 4 components")
-    return DynamicRope(dim, theta, float(factor), trained)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class GrowingRope:
 
 ROPE_TYPES: dict[str, Callable[[int, float, Mapping[str, Any]], RopeSpec]] = {
     "default": lambda dim, theta, scaling: RopeSpec(dim, theta),
-    "dynamic": _dynamic,
+    "dynamic": DynamicRope.read,
     "llama3": Llama3Rope.read,
     "yarn": YarnRope.read,
 }

@@ -45,6 +45,7 @@ class Checkpoint:
     model_type: str
     architecture: str                              # architectures[0], "" where config.json names none
     modules: tuple[str, ...]                       # class names of modules.json, in order; empty without one
+    module_folders: tuple[str, ...]                # where each stands, relative to `root`
     pooling: str | None                            # cls | mean | max | lasttoken, None where nothing is declared
     normalize: bool
     length_limit: int                              # tokens, from the side files; a family may lower it
@@ -57,7 +58,7 @@ class Checkpoint:
         modules = _modules(root)
         trunk = root / next((m["path"] for m in modules if m["type"] == "Transformer"), "")
         if not (trunk / "config.json").exists():
-            raise CheckpointError(f"{trunk} has no config.json" + _instead(trunk))
+            raise CheckpointError(f"{trunk} has no config.json" + instead(trunk))
         config = read_json(trunk / "config.json")
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
@@ -70,6 +71,7 @@ class Checkpoint:
         return cls(
             root=root, trunk=trunk, id=source.id, repo=source.repo, revision=source.revision, config=config,
             model_type=model_type.lower(), architecture=str(architectures[0]), modules=tuple(m["type"] for m in modules),
+            module_folders=tuple(m["path"] for m in modules),
             pooling=_pooling(root, modules), normalize=normalize, length_limit=_length_limit(root, trunk),
             prompts={k: v for k, v in (st.get("prompts") or {}).items() if isinstance(v, str)})
 
@@ -80,7 +82,7 @@ class Checkpoint:
         folders = [self.trunk, *sorted(beside)]
         files = tuple(f for folder in folders for f in sorted(folder.glob("*.safetensors")) if f.name not in SKIPPED_WEIGHTS)
         if not any(f.parent == self.trunk for f in files):
-            raise CheckpointError(f"{self.trunk} has no *.safetensors" + _instead(self.trunk))
+            raise CheckpointError(f"{self.trunk} has no *.safetensors" + instead(self.trunk))
         for file in files:
             if _is_lfs_pointer(file):
                 raise _lfs_error(file)
@@ -147,7 +149,7 @@ def _is_lfs_pointer(path: Path) -> bool:
         return stream.read(len(LFS_POINTER)) == LFS_POINTER
 
 
-def _instead(folder: Path) -> str:
+def instead(folder: Path) -> str:
     """What the folder holds in place of what was looked for, as the end of a message."""
     names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     if "adapter_config.json" in names:

@@ -42,7 +42,7 @@ class Embedder:
         began = time.monotonic()
         encoded = self._prepare(job)
         prepared = time.monotonic()
-        request = self.engine.submit([e.ids for e in encoded], lane=job.lane, deadline=deadline, partial=job.partial)
+        request = self.engine.submit([self._padded(e.ids) for e in encoded], lane=job.lane, deadline=deadline, partial=job.partial)
         outputs = request.wait()
         returned = time.monotonic()
         rows = np.array([0 if output is None else len(output) for output in outputs], np.int32)
@@ -93,6 +93,13 @@ class Embedder:
         wrong = next((token for token in item if not 0 <= token < vocabulary), None) if vocabulary else None
         if wrong is not None:
             raise InvalidRequest(f"input[{i}] contains token id {wrong}, which is >= vocab_size {vocabulary}", param="input")
+
+    def _padded(self, ids: np.ndarray) -> np.ndarray:
+        """What the model sees, where that is more than what is counted and billed."""
+        if self._opened.pad_to is None:
+            return ids
+        tokens, pad = self._opened.pad_to
+        return np.pad(ids, (0, tokens - len(ids)), constant_values=pad)
 
     def _format(self, text: str, instruction: str | None) -> str:
         form = getattr(self._opened.family, "format_text", None)

@@ -19,6 +19,7 @@ from .checkpoint import Checkpoint
 from .config import Settings
 from .engine import Forward
 from .errors import CheckpointError, ConfigError
+from .layers import dense
 from .opened import Backend, Opened, Pooling
 from .tokenizer import Tokenizer
 from .weights import Weights, read_config
@@ -72,18 +73,22 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     if (own := getattr(config, "max_length", None)) is not None:
         limits.append(own)
     backend = choose_backend(settings)
-    pooling = cast(Pooling, settings.pooling or checkpoint.pooling or family.Model.pooling)
+    fixed = getattr(family.Model, "pooling_is_fixed", False)
+    pooling = cast(Pooling, (not fixed and (settings.pooling or checkpoint.pooling)) or family.Model.pooling)
+    width = getattr(config, "dims", config.hidden_size)
+    modules = () if way else dense.read(checkpoint, width)
+    dims = 1 if way else modules[-1].config.out_features if modules else width
     configured = [alias for alias, target in settings.aliases.items() if target in (checkpoint.id, checkpoint.repo)]
     aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
     spec = ModelSpec(
         id=checkpoint.id, aliases=tuple(aliases), kind=kind, family=checkpoint.model_type, revision=checkpoint.revision,
-        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=1 if way else config.hidden_size, max_length=min(limits),
+        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=dims, max_length=min(limits),
         vocab_size=config.vocab_size, pooling="" if way else pooling,
         normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
         prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
         scoring=way.SCORING if way else "",
         backend=backend, precision=_precision(checkpoint, backend), parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
-    return Opened(checkpoint, family, config, tokenizer, backend, pooling, spec)
+    return Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules)
 
 
 def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
@@ -95,14 +100,14 @@ def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
 
 def load(opened: Opened) -> Forward:
     """Reads the weights. The returned function must be called on threads of this backend: for mlx, only the calling one."""
-    family = opened.family
-    weights = Weights.open(opened.checkpoint.trunk, ops.backend(opened.backend)).strip(*family.PREFIXES)
-    model = family.Model(weights, opened.config)
-    weights.close(family.DROPPED)
+    family, checkpoint = opened.family, opened.checkpoint
+    weights = Weights.open(checkpoint.trunk, ops.backend(opened.backend), root=checkpoint.root).strip(*family.PREFIXES)
+    model, chain = family.Model(weights, opened.config), dense.Chain(weights, opened.dense)
+    weights.close((*family.DROPPED, *chain.dropped))
 
     def forward(sequences: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         batch = Batch.of(sequences)
-        return list(ops.numpy(ops.pool(model(batch), batch.segments, opened.pooling))[:, None])
+        return list(ops.numpy(chain(ops.pool(model(batch), batch.segments, opened.pooling)))[:, None])
 
     return forward
 

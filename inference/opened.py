@@ -3,11 +3,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .checkpoint import Checkpoint
 from .tokenizer import Tokenizer
 from .wire import ModelSpec
+
+if TYPE_CHECKING:
+    from .layers import dense
 
 Backend = Literal["mlx", "host"]
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
@@ -24,3 +27,10 @@ class Opened:
     backend: Backend
     pooling: Pooling
     spec: ModelSpec
+    dense: tuple[dense.Module, ...] = ()           # what the pooled vector goes through
+
+    @property
+    def pad_to(self) -> tuple[int, int] | None:
+        """(tokens, id) where the family fills every text with `id` up to that many tokens, and the model takes them for words."""
+        pad_to: tuple[int, int] | None = getattr(self.config, "pad_to", None)
+        return pad_to

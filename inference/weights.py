@@ -70,12 +70,14 @@ class Weights:
         self._prefix = ""
 
     @classmethod
-    def open(cls, folder: Path, backend: ModuleType) -> Weights:
+    def open(cls, folder: Path, backend: ModuleType, root: Path | None = None) -> Weights:
         """All `*.safetensors` of a folder, then those of its immediate sub-folders under `<folder>.` (1_Dense.linear.weight).
 
-        CheckpointError where there are none, where a file is damaged, or where two files hold one name.
+        `root`: where the sub-folders stand, if not in `folder`. CheckpointError where there are no files, where one is damaged, or
+        where two hold one name.
         """
-        top, below = _files(folder, "*.safetensors"), _files(folder, "[!.]*/*.safetensors")
+        top = _files(folder, "*.safetensors")
+        below = [path for path in _files(root or folder, "[!.]*/*.safetensors") if path.parent != folder]
         if not top:
             raise CheckpointError(_nothing(folder))
         tensors: dict[str, Any] = {}

@@ -21,7 +21,7 @@ class Case:
     published: a prefix under which published checkpoints keep the same names. surplus: tensors that published checkpoints hold
     beside the model's, by their full names and shapes, and that must be dropped. pad: an id that fills every input up to the longest
     and counts as a word. head: the reference's module that its last hidden states still have to go through. causal: no row sees
-    what comes after it.
+    what comes after it. dense: arguments of the sentence-transformers Dense modules behind mean pooling.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Case:
     pad: int | None = None
     head: str = ""
     causal: bool = False
+    dense: tuple[Mapping[str, Any], ...] = ()
     tolerance: float = 1e-5
 
     @property
@@ -117,6 +118,11 @@ CASES = (
     Case("bert-gelu-new", "bert", "BertModel", _TINY_BERT | {
         "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "hidden_act": "gelu_new", "type_vocab_size": 1,
         "layer_norm_eps": 1e-6}, published="bert."),
+    Case("bert-dense", "bert", "BertModel", _TINY_BERT | {"num_hidden_layers": 1}, (1, 2, 9, 33), dense=(
+        {"in_features": 32, "out_features": 48, "activation": "Tanh"},
+        {"in_features": 48, "out_features": 24, "activation": "Identity", "bias": False},
+        {"in_features": 24, "out_features": 24, "activation": "GELU", "use_residual": True},
+        {"in_features": 24, "out_features": 40, "activation": "Identity", "use_residual": True})),
     Case("xlm-roberta", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA, (*LENGTHS, 72), published="roberta.", surplus=_ROBERTA_HEADS),
     Case("xlm-roberta-far-pad", "xlm_roberta", "XLMRobertaModel", _TINY_XLM_ROBERTA | {
         "max_position_embeddings": 40, "pad_token_id": 5, "type_vocab_size": 2}, (1, 2, 9, 17, 33, 34)),

@@ -45,6 +45,7 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
             if parameter.ndim == 1:                       # norms and biases that are not one and zero
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         model.save_pretrained(folder)
+        dense = make_dense(case, folder)
         for ids, type_ids in zip(inputs, types, strict=True):
             given = {"token_type_ids": torch.tensor([type_ids])} if case.type_ids else {}
             mask = torch.ones(1, len(ids), dtype=torch.long)
@@ -58,6 +59,8 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
             for mode in POOLING:
                 features = {"token_embeddings": states, "attention_mask": mask}
                 pooled[mode].append(Pooling(states.shape[-1], pooling_mode=mode)(features)["sentence_embedding"][0].numpy())
+        if dense:
+            pooled["dense"] = [dense({"sentence_embedding": torch.tensor(v)})["sentence_embedding"].numpy() for v in pooled["mean"]]
     np.savez_compressed(
         folder / "reference.npz", ids=np.concatenate(inputs).astype(np.int32), type_ids=np.concatenate(types).astype(np.int32),
         lengths=np.array([len(ids) for ids in inputs], np.int32), hidden=np.concatenate(hidden),
@@ -84,6 +87,27 @@ def centre_convolutions(model: Any) -> None:
             module.__class__ = Centred
 
 
+def make_dense(case: Case, folder: Path) -> Any:
+    """The Dense modules of a case with their folders and modules.json, as one torch module; None where it has none."""
+    import torch
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    built, listed = [], ["Transformer", "Pooling"]
+    for options in case.dense:
+        activation = getattr(torch.nn, options["activation"])()
+        built.append(Dense(**{k: v for k, v in options.items() if k != "activation"}, activation_function=activation))
+        subfolder = folder / f"{len(listed)}_Dense"
+        subfolder.mkdir(exist_ok=True)
+        built[-1].save(str(subfolder))
+        listed.append("Dense")
+    if not built:
+        return None
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(listed)], indent=2) + "\n")
+    return torch.nn.Sequential(*built)
+
+
 def main(names: list[str]) -> None:
     unknown = set(names) - {case.name for case in CASES}
     if unknown:
@@ -92,7 +116,7 @@ def main(names: list[str]) -> None:
         if not names or case.name in names:
             case.folder.mkdir(parents=True, exist_ok=True)
             make(case, case.folder)
-            print(case.name, {path.name: path.stat().st_size for path in sorted(case.folder.iterdir())})
+            print(case.name, {path.name: path.stat().st_size for path in sorted(case.folder.rglob("*.*"))})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import ops
 from ..batching import Batch
+from ..checkpoint import Checkpoint, read_json
 from ..errors import CheckpointError
 from ..ops import Tensor
 from ..weights import Weights
@@ -19,6 +20,15 @@ MODEL_TYPES = ("siglip", "siglip_text_model")
 ARCHITECTURES = ("SiglipModel", "SiglipTextModel")
 PREFIXES = ("text_model.",)
 DROPPED = (r"^vision_model\.", r"^logit_scale$", r"^logit_bias$", r"(^|\.)position_ids$")
+
+
+def accepts(checkpoint: Checkpoint) -> None:
+    """CheckpointError for a SigLIP 2 under SigLIP's model type: it pads with another token and wants lower-case text."""
+    tokenizer = read_json(checkpoint.trunk / "tokenizer_config.json", {}).get("tokenizer_class", "SiglipTokenizer")
+    if not str(tokenizer).startswith("SiglipTokenizer"):
+        raise CheckpointError(
+            f"{checkpoint.trunk / 'tokenizer_config.json'}: tokenizer_class is {tokenizer}; expected SiglipTokenizer "
+            "(SigLIP 2 is not supported)")
 
 
 @dataclass(frozen=True)
