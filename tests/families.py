@@ -71,8 +71,9 @@ _TINY_SIGLIP = {
     "max_position_embeddings": 64, **_NO_SPECIALS,
 }
 _TINY_DECODER = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 _BOTH_WAYS = _TINY_DECODER | {"is_causal": False}
 _TINY_GEMMA = _TINY_DECODER | {"head_dim": 16, "use_bidirectional_attention": True, "sliding_window": 16, "query_pre_attn_scalar": 20}
@@ -96,7 +97,8 @@ DECODERS = (
         "num_hidden_layers": 7, "sliding_window": 10, "num_key_value_heads": 1, "hidden_activation": "gelu", "attention_bias": True,
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 2000.0},
                             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}},
-        published="language_model.model.", surplus=_HEAD | {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,)}),
+        published="language_model.model.", surplus=_HEAD | {
+            "vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,)}),
     Case("llama-bidirectional", "llama_bidirectional", "LlamaModel", _BOTH_WAYS | {"rope_parameters": _LLAMA3}, _LONG, published="model.",
          surplus=_HEAD | {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}),
     Case("llama-bidirectional-biases", "llama_bidirectional", "LlamaModel", _BOTH_WAYS | {

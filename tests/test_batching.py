@@ -87,7 +87,8 @@ def test_rope_of_heads_that_turn_in_part() -> None:
 
 
 def test_older_spellings_of_rope_parameters_are_one_table() -> None:
-    llama = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    llama = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8192}
     old = rope_parameters({"rope_scaling": llama, "rope_theta": 500_000.0, "max_position_embeddings": 131_072}, 1e4)
     new = rope_parameters({"rope_parameters": llama | {"rope_theta": 500_000.0}, "rope_scaling": None}, 1e4)
     assert RopeSpec.of(64, 1e4, old) == RopeSpec.of(64, 1e4, new)

@@ -222,7 +222,7 @@ def test_quantised_weights_have_their_bits_and_groups_read_off_their_shapes(tmp_
         np.testing.assert_allclose(ops.numpy(w.linear("d", 64, 24, bias=False)(tensor)), x @ want.T, atol=2e-5)
         np.testing.assert_allclose(ops.numpy(table.logits(tensor, np.array([7, 2]))), x @ want[[7, 2]].T, atol=2e-5)
         w.close()
-        with pytest.raises(CheckpointError, match=r"d\.weight packs \[24, 96\] into \[24, \d+\] words with \[24, [12]\] scales; known: 2, 3, "):
+        with pytest.raises(CheckpointError, match=r"d\.weight packs \[24, 96\] into \[24, \d+\] words with \[24, [12]\] scales; known: 2"):
             w.linear("d", 96, 24, bias=False)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"d.weight": words, "d.scales": scales})
     with pytest.raises(CheckpointError, match=r"d is quantised without biases \(mxfp4, .*known: affine"):

@@ -24,11 +24,12 @@ DROPPED = (r"^lm_head\.", r"rotary_emb\.inv_freq$")
 
 
 def accepts(checkpoint: Checkpoint) -> None:
-    """CheckpointError for a causal LFM2."""
-    if _causal(checkpoint.config):
+    """CheckpointError for a causal LFM2 that pools its first row, which has seen nothing."""
+    if _causal(checkpoint.config) and (checkpoint.pooling or Model.pooling) == "cls":
         raise CheckpointError(
             f"config.json: architectures[0] is {checkpoint.architecture or 'missing'} and is_causal is "
-            f"{checkpoint.config.get('is_causal', 'missing')}; lfm2 is an embedder as {ARCHITECTURES[0]} or with \"is_causal\": false")
+            f"{checkpoint.config.get('is_causal', 'missing')}, with cls pooling; lfm2 is an embedder as {ARCHITECTURES[0]}, with "
+            '"is_causal": false, or with a pooling that sees the text')
 
 
 def _causal(raw: Mapping[str, Any]) -> bool:

@@ -60,7 +60,7 @@ class Config:
 
 
 def layer(w: Weights, c: Config) -> Block:
-    rope = RopeSpec.of(c.head_dim, 1e6, c.rope_parameters)
+    rope = rope_of(c)
     attention = Attention(
         w.at("self_attn"), c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, rope, query_rope=query_rope(rope, c),
         causal=False, window=c.sliding_window)
@@ -68,6 +68,10 @@ def layer(w: Weights, c: Config) -> Block:
         w.rms_norm("input_layernorm", c.hidden_size, c.rms_norm_eps), attention,
         w.rms_norm("post_attention_layernorm", c.hidden_size, c.rms_norm_eps),
         GatedMLP(w.at("mlp"), c.hidden_size, c.intermediate_size, c.hidden_act))
+
+
+def rope_of(c: Config) -> RopeSpec:
+    return RopeSpec.of(c.head_dim, 1e6, c.rope_parameters)
 
 
 def query_rope(rope: RopeSpec, c: Config) -> RopeSpec | GrowingRope:
