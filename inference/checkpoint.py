@@ -20,7 +20,7 @@ from .resolve import Source
 LENGTH_CAP = 8192                                  # tokens; what no checkpoint's own limit may exceed
 LFS_POINTER = b"version https://git-lfs"
 SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 
 LEGACY_POOLING = {                                 # flag of 1_Pooling/config.json -> mode; None: not supported
     "pooling_mode_cls_token": "cls",

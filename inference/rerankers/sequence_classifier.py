@@ -5,6 +5,7 @@ Reference: transformers `AutoModelForSequenceClassification` with one label, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -33,10 +34,12 @@ def family(checkpoint: Checkpoint) -> ModuleType:
 class Pairs:
     def __init__(self, opened: Opened) -> None:
         self._tokenizer, self._limit = opened.tokenizer, opened.spec.max_length
+        self._type_ids = opened.family.Classifier.type_ids
 
     def __call__(self, query: str, documents: Sequence[str], instruction: str | None) -> list[Encoded]:
-        """[2, L] int32 each: ids and type ids."""
-        return self._tokenizer.pairs(query, documents, self._limit)
+        """[2, L] int32 each, ids and type ids; [L] for models that know one type only, whatever their tokenizer.json says."""
+        pairs = self._tokenizer.pairs(query, documents, self._limit)
+        return pairs if self._type_ids else [replace(pair, ids=pair.ids[0]) for pair in pairs]
 
 
 def load(opened: Opened) -> Forward:
@@ -45,7 +48,7 @@ def load(opened: Opened) -> Forward:
     weights.close(opened.family.DROPPED)
 
     def forward(pairs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        batch = Batch.of([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        batch = Batch.of([pair[0] for pair in pairs], [pair[1] for pair in pairs]) if model.type_ids else Batch.of(pairs)
         return list(ops.numpy(model(batch))[:, None])
 
     return forward
