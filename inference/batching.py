@@ -4,6 +4,7 @@ T counts all real tokens of a pack, B its segments. Nothing here pads, and nothi
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,12 +123,13 @@ class RopeSpec:
 
     @classmethod
     def of(cls, dim: int, theta: float, scaling: Mapping[str, Any] | None = None) -> RopeSpec:
-        """From config.json. `scaling` is its `rope_scaling` or `rope_parameters`, whose type must be known."""
+        """For heads of width `dim`, from config.json. `scaling` is its `rope_scaling` or `rope_parameters`, whose type must be known."""
         scaling = scaling or {}
         kind = scaling.get("rope_type", scaling.get("type")) or "default"
         if kind not in ROPE_TYPES:
             raise CheckpointError(f"rope_type {kind!r} is not implemented; known: {', '.join(ROPE_TYPES)}")
-        return ROPE_TYPES[kind](dim, float(scaling.get("rope_theta") or theta), scaling)
+        rotated = int(dim * _number(scaling, "partial_rotary_factor", 1.0))
+        return ROPE_TYPES[kind](rotated, _number(scaling, "rope_theta", theta), scaling)
 
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2 or not self.theta > 0:
@@ -163,7 +165,7 @@ class DynamicRope(RopeSpec):
 
 
 def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
-    """`max_position_embeddings`, which transformers reads beside the scaling, has to be put into it by the family."""
+    """`max_position_embeddings`, which transformers reads beside the scaling, is put into it by `rope_parameters` or by the family."""
     factor, trained = scaling.get("factor"), scaling.get("max_position_embeddings")
     if not isinstance(factor, int | float) or factor < 1 or not isinstance(trained, int) or trained < 1 or dim < 4:
         raise CheckpointError(
@@ -172,11 +174,104 @@ def _dynamic(dim: int, theta: float, scaling: Mapping[str, Any]) -> RopeSpec:
     return DynamicRope(dim, theta, float(factor), trained)
 
 
+@dataclass(frozen=True)
+class Llama3Rope(RopeSpec):
+    """Llama 3.1's: waves longer than `original / low` slow down by `factor`, those shorter than `original / high` stay, a blend between."""
+
+    factor: float
+    low: float
+    high: float
+    original: float
+
+    @classmethod
+    def read(cls, dim: int, theta: float, scaling: Mapping[str, Any]) -> Llama3Rope:
+        return cls(dim, theta, *(_number(scaling, name) for name in (
+            "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")))
+
+    def frequencies(self) -> np.ndarray:
+        plain = super().frequencies()
+        turns = self.original * plain / (2 * np.pi)                       # full turns within the original length
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        return np.asarray(plain * (kept + (1 - kept) / self.factor))
+
+
+@dataclass(frozen=True)
+class YarnRope(RopeSpec):
+    """YaRN: components of more than `fast` turns within the original length stay, those of under `slow` slow down by `factor`, a ramp
+    over the component's number between. `attention` multiplies queries and keys alike."""
+
+    factor: float
+    original: float
+    fast: float
+    slow: float
+    truncate: bool
+    attention: float
+
+    @classmethod
+    def read(cls, dim: int, theta: float, scaling: Mapping[str, Any]) -> YarnRope:
+        factor = _number(scaling, "factor")
+
+        def gain(weight: float) -> float:
+            return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+        whole, all_dim = _number(scaling, "mscale", 0.0), _number(scaling, "mscale_all_dim", 0.0)
+        attention = gain(whole) / gain(all_dim) if whole and all_dim else gain(1.0)
+        return cls(dim, theta, factor, _number(scaling, "original_max_position_embeddings"), _number(scaling, "beta_fast", 32.0),
+                   _number(scaling, "beta_slow", 1.0), bool(scaling.get("truncate", True)), _number(scaling, "attention_factor", attention))
+
+    def frequencies(self) -> np.ndarray:
+        plain = super().frequencies()
+        low, high = (self.dim * math.log(self.original / (turns * 2 * math.pi), self.theta) / 2 for turns in (self.fast, self.slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        slowed = np.clip((np.arange(self.dim // 2) - low) / (high - low or 0.001), 0.0, 1.0)
+        return np.asarray(plain * (1 - slowed + slowed / self.factor))
+
+    def table(self, segments: Segments) -> Rope:
+        rope = super().table(segments)
+        return Rope(rope.cos * np.float32(self.attention), rope.sin * np.float32(self.attention))
+
+
+@dataclass(frozen=True)
+class GrowingRope:
+    """Another rotation, and a factor 1 + beta ln(1 + floor(position / span)) on it: queries of Llama 4 and Ministral 3."""
+
+    spec: RopeSpec
+    beta: float
+    span: float
+
+    def table(self, segments: Segments) -> Rope:
+        rope = self.spec.table(segments)
+        growth = (1 + self.beta * np.log1p(segments.positions // self.span)).astype(np.float32)[:, None]
+        return Rope(rope.cos * growth, rope.sin * growth)
+
+
 ROPE_TYPES: dict[str, Callable[[int, float, Mapping[str, Any]], RopeSpec]] = {
     "default": lambda dim, theta, scaling: RopeSpec(dim, theta),
     "dynamic": _dynamic,
+    "llama3": Llama3Rope.read,
+    "yarn": YarnRope.read,
 }
 """`rope_type` of config.json -> spec. Another kind is a subclass of RopeSpec with its own `frequencies` or `table`, and a line here."""
+
+
+def rope_parameters(raw: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """One table out of a config's older spellings: `rope_scaling` (or `rope_parameters`), a `rope_theta` and a `partial_rotary_factor`
+    beside it, `theta` where none is named. Scaled kinds take the model's length for their original one where they name none."""
+    beside = {"rope_theta": raw.get("rope_theta") or theta, "partial_rotary_factor": raw.get("partial_rotary_factor"),
+              "max_position_embeddings": raw.get("max_position_embeddings"),
+              "original_max_position_embeddings": raw.get("original_max_position_embeddings") or raw.get("max_position_embeddings")}
+    table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    return beside | {name: value for name, value in table.items() if value is not None}
+
+
+def _number(scaling: Mapping[str, Any], name: str, missing: float | None = None) -> float:
+    value = scaling.get(name)
+    value = missing if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise CheckpointError(f"config.json: {name} of the rope parameters is {value!r}; expected a number")
+    return float(value)
 
 
 @dataclass(eq=False)
@@ -211,6 +306,6 @@ class Batch(Memo):
         """[T] int32"""
         return self.segments.positions
 
-    def rope(self, spec: RopeSpec) -> Rope:
+    def rope(self, spec: RopeSpec | GrowingRope) -> Rope:
         table: Rope = self.memo(spec, lambda: spec.table(self.segments))
         return table

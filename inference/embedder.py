@@ -96,4 +96,4 @@ class Embedder:
 
     def _format(self, text: str, instruction: str | None) -> str:
         form = getattr(self._opened.family, "format_text", None)
-        return form(text, instruction) if form else text
+        return form(text, instruction, self._opened.spec.prompts) if form else text

@@ -57,6 +57,8 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
         raise CheckpointError(
             f"{checkpoint.root} is not an embedding checkpoint: architectures[0] is {architecture or 'missing'} and there is no pooling "
             f"module; {name} embeds as {', '.join(family.ARCHITECTURES)}")
+    if accepts := getattr(family, "accepts", None):
+        accepts(checkpoint)
     return family
 
 
@@ -76,7 +78,7 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     spec = ModelSpec(
         id=checkpoint.id, aliases=tuple(aliases), kind=kind, family=checkpoint.model_type, revision=checkpoint.revision,
         weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=1 if way else config.hidden_size, max_length=min(limits),
-        vocab_size=checkpoint.config.get("vocab_size") or tokenizer.vocab_size, pooling="" if way else pooling,
+        vocab_size=config.vocab_size, pooling="" if way else pooling,
         normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
         prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
         scoring=way.SCORING if way else "",

@@ -12,11 +12,13 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import CheckpointError
-from .ops import Embedding, Linear, Linears, Norm, Tensor
+from .ops import Depthwise, Embedding, Linear, Linears, Norm, Tensor
 
 C = TypeVar("C")
 SKIPPED = ("consolidated.safetensors", "adapter_model.safetensors")
 """Another copy of the weights in another layout, and changes to weights that stand elsewhere."""
+BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+"""Of MLX's affine quantisation."""
 
 
 def read_config(cls: type[C], raw: Mapping[str, Any]) -> C:
@@ -59,16 +61,16 @@ def _spell(kind: Any) -> str:
 class Weights:
     """Named tensors of one checkpoint on one backend. `at()` narrows the names; all narrowed views share one ledger.
 
-    group_size: that of a quantised checkpoint's config, used where `<name>.scales` stands beside a weight.
+    A weight with `<name>.scales` beside it is quantised; how, its shapes say, whatever config.json tells of the others.
     """
 
-    def __init__(self, tensors: dict[str, Any], backend: ModuleType, group_size: int = 64) -> None:
-        self._tensors, self._backend, self._group_size = tensors, backend, group_size
+    def __init__(self, tensors: dict[str, Any], backend: ModuleType) -> None:
+        self._tensors, self._backend = tensors, backend
         self._used: set[str] = set()
         self._prefix = ""
 
     @classmethod
-    def open(cls, folder: Path, backend: ModuleType, group_size: int = 64) -> Weights:
+    def open(cls, folder: Path, backend: ModuleType) -> Weights:
         """All `*.safetensors` of a folder, then those of its immediate sub-folders under `<folder>.` (1_Dense.linear.weight).
 
         CheckpointError where there are none, where a file is damaged, or where two files hold one name.
@@ -86,7 +88,7 @@ class Weights:
                     raise CheckpointError(
                         f"{full} stands in both {origin[full].name} and {path.name} of {path.parent}: remove the file that does not belong")
                 tensors[full], origin[full] = entry, path
-        return cls(tensors, backend, group_size)
+        return cls(tensors, backend)
 
     # ---- settling names: once, before a family asks
 
@@ -137,13 +139,18 @@ class Weights:
         """[rows, width], or its packed words with (scales, biases, bits, group size); bits follow from the shapes."""
         if not self.has(f"{name}.scales"):
             return self.tensor(f"{name}.weight", (rows, width)), None
-        groups = (rows, width // self._group_size)
-        scales, biases = self.tensor(f"{name}.scales", groups), self.tensor(f"{name}.biases", groups)
-        words = self.tensor(f"{name}.weight")
+        full = f"{self._prefix}{name}"
+        if not self.has(f"{name}.biases"):
+            raise CheckpointError(f"{full} is quantised without biases (mxfp4, nvfp4 or another mode that is not affine); known: affine")
+        words, scales = self.tensor(f"{name}.weight"), self.tensor(f"{name}.scales")
         bits, rest = divmod(32 * words.shape[-1], width)
-        if rest or bits not in (2, 4, 8) or words.shape[0] != rows:
-            raise CheckpointError(f"{self._prefix}{name}.weight packs [{rows}, {width}] into {list(words.shape)} words; known: 2, 4 and 8 bits")
-        return words, (scales, biases, bits, self._group_size)
+        group_size, odd = divmod(width, scales.shape[-1])
+        if rest or odd or words.shape[0] != rows or bits not in BITS or group_size not in GROUP_SIZES:
+            raise CheckpointError(
+                f"{full}.weight packs [{rows}, {width}] into {list(words.shape)} words with {list(scales.shape)} scales; "
+                f"known: {', '.join(map(str, BITS))} bits in groups of {', '.join(map(str, GROUP_SIZES))}")
+        biases, _ = self.tensor(f"{name}.biases", (rows, width // group_size)), self.tensor(f"{name}.scales", (rows, width // group_size))
+        return words, (scales, biases, bits, group_size)
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Linear:
         """`<name>.weight` [outputs, inputs] and, if `bias`, `<name>.bias` [outputs]."""
@@ -175,6 +182,15 @@ class Weights:
         """`<name>.weight` [width]; offset 1.0 is Gemma's `1 + weight`."""
         norm: Norm = self._backend.RMSNorm(self.tensor(f"{name}.weight", (width,)), eps, offset)
         return norm
+
+    def depthwise(self, name: str, width: int, taps: int, *, bias: bool = False) -> Depthwise:
+        """`<name>.weight` [width, 1, taps], or [width, taps, 1] as MLX stores it, and, if `bias`, `<name>.bias` [width]."""
+        weight = self.tensor(f"{name}.weight")
+        if tuple(weight.shape) not in ((width, 1, taps), (width, taps, 1)):
+            promised = f"[{width}, 1, {taps}] or [{width}, {taps}, 1]"
+            raise CheckpointError(f"{self._prefix}{name}.weight has shape {list(weight.shape)}; the config promises {promised}")
+        depthwise: Depthwise = self._backend.Depthwise(weight.reshape(width, taps).T, self._bias(name, width, bias))
+        return depthwise
 
     # ---- strict at the end
 

@@ -69,6 +69,49 @@ _TINY_SIGLIP = {
     "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 64, **_NO_SPECIALS,
 }
+_TINY_DECODER = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}
+_BOTH_WAYS = _TINY_DECODER | {"is_causal": False}
+_TINY_GEMMA = _TINY_DECODER | {"head_dim": 16, "use_bidirectional_attention": True, "sliding_window": 16, "query_pre_attn_scalar": 20}
+_TINY_LFM2 = _BOTH_WAYS | {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 64}
+_YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
+_HEAD = {"lm_head.weight": (96, 32)}
+_LONG = (*LENGTHS, 150, 256)
+DECODERS = (
+    Case("qwen3", "qwen3", "Qwen3Model", _TINY_DECODER | {"head_dim": 16}, _LONG, published="model.", surplus=_HEAD, causal=True),
+    Case("qwen3-sliding", "qwen3", "Qwen3Model", _TINY_DECODER | {
+        "head_dim": 16, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1, "attention_bias": True,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}}, causal=True),
+    Case("qwen3-both-ways", "qwen3", "Qwen3Model", _BOTH_WAYS | {
+        "head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
+    Case("embeddinggemma", "gemma3", "Gemma3TextModel", _TINY_GEMMA | {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+        _LONG, published="model.", surplus=_HEAD),
+    Case("embeddinggemma-pattern", "gemma3", "Gemma3TextModel", _TINY_GEMMA | {
+        "num_hidden_layers": 7, "sliding_window": 10, "num_key_value_heads": 1, "hidden_activation": "gelu", "attention_bias": True,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 2000.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}},
+        published="language_model.model.", surplus=_HEAD | {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,)}),
+    Case("llama-bidirectional", "llama_bidirectional", "LlamaModel", _BOTH_WAYS | {"rope_parameters": _LLAMA3}, _LONG, published="model.",
+         surplus=_HEAD | {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}),
+    Case("llama-bidirectional-biases", "llama_bidirectional", "LlamaModel", _BOTH_WAYS | {
+        "head_dim": 24, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+        published="language_model.model."),
+    Case("nemotron-3-embed", "ministral3", "Ministral3Model", _BOTH_WAYS | {"head_dim": 16, "rope_parameters": _YARN}, _LONG,
+         published="model.", surplus=_HEAD),
+    Case("nemotron-3-embed-sliding", "ministral3", "Ministral3Model", _BOTH_WAYS | {
+        "head_dim": 16, "sliding_window": 11, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16}}),
+    Case("lfm2-embedding", "lfm2", "Lfm2Model", _TINY_LFM2, _LONG, published="model.", surplus=_HEAD),
+    Case("lfm2-embedding-adjusted", "lfm2", "Lfm2Model", _TINY_LFM2 | {
+        "block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.3, "conv_L_cache": 4, "conv_bias": True,
+        "layer_types": ["full_attention", "conv", "full_attention"]}),
+    Case("lfm2-causal", "lfm2", "Lfm2Model", _TINY_LFM2 | {"is_causal": True}, causal=True),
+)
 CASES = (
     Case("bert", "bert", "BertModel", _TINY_BERT, type_ids=True, published="bert.", surplus=_BERT_HEADS),
     Case("bert-gelu-new", "bert", "BertModel", _TINY_BERT | {
@@ -97,4 +140,5 @@ CASES = (
              "vision_model.head.probe": (1, 1, 4), "text_model.embeddings.position_ids": (1, 64)}),
     Case("siglip-text-projected", "siglip_text", "SiglipTextModel", _TINY_SIGLIP | {"projection_size": 24, "max_position_embeddings": 16},
          (1, 5, 15, 16), pad=1, head="head"),
+    *DECODERS,
 )

@@ -13,6 +13,7 @@ import sys
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,8 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
     torch.manual_seed(seed)
     model_class = getattr(transformers, case.reference)
     model = model_class(model_class.config_class(**case.config)).eval()
+    if case.reference == "Lfm2Model" and not case.causal:
+        centre_convolutions(model)
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(1, case.config["vocab_size"], n).tolist() for n in rng.permutation(case.lengths)]
     if case.pad is not None:
@@ -62,6 +65,23 @@ def make(case: Case, folder: Path, seed: int = 0) -> None:
     (folder / "made_by.json").write_text(json.dumps({
         "command": f"python -m tests.make_golden {case.name}", "reference": f"transformers.{case.reference}", "seed": seed,
         "libraries": {name: version(name) for name in LIBRARIES}}, indent=2) + "\n")
+
+
+def centre_convolutions(model: Any) -> None:
+    """Lfm2Model as Lfm2BidirectionalModel has it: the taps of a convolution stand around the row. Its attention heeds `is_causal`."""
+    from torch.nn.functional import conv1d, pad
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+
+    class Centred(Lfm2ShortConv):
+        def forward(self, hidden_states: Any, **_: Any) -> Any:
+            b, c, x = self.in_proj(hidden_states).transpose(1, 2).chunk(3, 1)
+            left = self.conv_kernel_size // 2
+            mixed = conv1d(pad(b * x, (left, self.conv_kernel_size - 1 - left)), self.conv.weight, self.conv.bias, groups=x.shape[1])
+            return self.out_proj((c * mixed).transpose(1, 2))
+
+    for module in model.modules():
+        if isinstance(module, Lfm2ShortConv):
+            module.__class__ = Centred
 
 
 def main(names: list[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.batching import Batch, RopeSpec, Segments
+from inference.batching import Batch, GrowingRope, RopeSpec, Segments, rope_parameters
 from inference.errors import CheckpointError
 
 
@@ -72,9 +72,60 @@ def test_rope_table_holds_the_angles_of_positions() -> None:
 def test_rope_of_an_unknown_type_or_size_is_refused() -> None:
     assert RopeSpec.of(8, 1e4, {"rope_type": "default", "rope_theta": 5e5}) == RopeSpec(8, 5e5)
     assert RopeSpec.of(8, 1e4, {"type": None}) == RopeSpec.of(8, 1e4) == RopeSpec(8, 1e4)
-    for scaling in ({"rope_type": "yarn", "factor": 4.0}, {"type": "linear"}):
-        with pytest.raises(CheckpointError, match=r"rope_type '(yarn|linear)' is not implemented; known: default"):
+    for scaling in ({"rope_type": "longrope", "factor": 4.0}, {"type": "linear"}):
+        with pytest.raises(CheckpointError, match=r"rope_type '(longrope|linear)' is not implemented; known: default"):
             RopeSpec.of(8, 1e4, scaling)
+    with pytest.raises(CheckpointError, match="low_freq_factor of the rope parameters is None; expected a number"):
+        RopeSpec.of(8, 1e4, {"rope_type": "llama3", "factor": 4.0})
     for dim, theta in ((7, 1e4), (0, 1e4), (8, 0.0)):
         with pytest.raises(CheckpointError, match="expected an even number"):
             RopeSpec(dim, theta)
+
+
+def test_rope_of_heads_that_turn_in_part() -> None:
+    assert RopeSpec.of(16, 1e4, {"partial_rotary_factor": 0.25}) == RopeSpec(4, 1e4)
+
+
+def test_older_spellings_of_rope_parameters_are_one_table() -> None:
+    llama = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    old = rope_parameters({"rope_scaling": llama, "rope_theta": 500_000.0, "max_position_embeddings": 131_072}, 1e4)
+    new = rope_parameters({"rope_parameters": llama | {"rope_theta": 500_000.0}, "rope_scaling": None}, 1e4)
+    assert RopeSpec.of(64, 1e4, old) == RopeSpec.of(64, 1e4, new)
+    assert rope_parameters({}, 1e4)["rope_theta"] == 1e4
+    yarn = rope_parameters({"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 4096}, 1e4)
+    assert RopeSpec.of(64, 1e4, yarn).original == 4096                        # type: ignore[attr-defined]
+
+
+def test_llama3_leaves_short_waves_and_slows_long_ones() -> None:
+    spec = RopeSpec.of(64, 5e5, {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})
+    plain, turned = RopeSpec(64, 5e5).frequencies(), spec.frequencies()
+    waves = 2 * np.pi / plain
+    np.testing.assert_array_equal(turned[waves < 2048], plain[waves < 2048])
+    np.testing.assert_allclose(turned[waves > 8192], plain[waves > 8192] / 32)
+    between = (waves >= 2048) & (waves <= 8192)
+    assert between.any()
+    assert ((turned < plain) & (turned > plain / 32))[between].all()
+    assert (np.diff(turned) < 0).all()
+
+
+@pytest.mark.parametrize(("more", "gain"), [
+    ({}, 1 + 0.1 * np.log(4)), ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0), ({"attention_factor": 0.5}, 0.5)])
+def test_yarn_ramps_from_kept_to_slowed_and_scales_the_table(more: dict, gain: float) -> None:
+    spec = RopeSpec.of(64, 1e6, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16384} | more)
+    slowed = RopeSpec(64, 1e6).frequencies() / spec.frequencies()
+    assert slowed[0] == 1
+    np.testing.assert_allclose(slowed[-1], 4)
+    assert (np.diff(slowed) >= 0).all()
+    table = spec.table(Segments(np.array([9])))
+    np.testing.assert_allclose(np.hypot(table.cos, table.sin), gain, rtol=1e-6)
+
+
+def test_growing_queries_grow_at_each_multiple_of_the_span() -> None:
+    plain = RopeSpec(8, 1e4)
+    segments = Segments(np.array([7, 12]))
+    table, base = GrowingRope(plain, 0.1, 5).table(segments), plain.table(segments)
+    want = [1 + 0.1 * np.log(1 + position // 5) for position in segments.positions]
+    np.testing.assert_allclose(table.cos, base.cos * np.array(want)[:, None], rtol=1e-6)
+    np.testing.assert_allclose(table.sin, base.sin * np.array(want)[:, None], rtol=1e-6)
+    np.testing.assert_array_equal(table.cos[:5], base.cos[:5])

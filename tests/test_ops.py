@@ -184,6 +184,29 @@ def test_rope(side: Side) -> None:
         close(ops.rope(side.tensor(x), RopeSpec(dim, 1e4).table(segments)), np.concatenate(turned, -1))
 
 
+@pytest.mark.parametrize("taps", [1, 2, 3, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_depthwise_convolution_stays_within_its_segment(side: Side, taps: int, causal: bool, bias: bool) -> None:
+    segments = Segments(np.array([1, 2, 7, 1, 3]))
+    x, kernel, extra = normal(14, 6), normal(taps, 6), normal(6) if bias else np.zeros(6, F32)
+    want, left = np.zeros((14, 6)), taps - 1 if causal else taps // 2
+    for b in range(segments.count):
+        own = segments.rows(b)
+        for row in range(own.start, own.stop):
+            want[row] = extra + sum(kernel[k] * x[row + k - left] for k in range(taps) if own.start <= row + k - left < own.stop)
+    convolution = side.backend.Depthwise(side.tensor(kernel), side.tensor(extra) if bias else None)
+    close(convolution(side.tensor(x), segments, causal=causal), want)
+
+
+def test_depthwise_convolution_keeps_its_bits_beside_infinities_on_host() -> None:
+    x, convolution = normal(5, 3), SIDES["host"].backend.Depthwise(normal(3, 3), None)
+    beside = np.concatenate([np.full((2, 3), np.inf, F32), x, np.full((1, 3), np.nan, F32)])
+    with np.errstate(invalid="ignore"):
+        among = convolution(beside, Segments(np.array([2, 5, 1])))[2:7]
+    np.testing.assert_array_equal(among.view(np.uint32), convolution(x, Segments(np.array([5]))).view(np.uint32))
+
+
 def attention_formula(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: Segments,
                       causal: bool, window: int | None, scale: float) -> np.ndarray:
     """Row by row and head by head, as the docstring of ops.attention says it, in float64."""

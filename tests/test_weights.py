@@ -204,25 +204,29 @@ def _input(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_quantised_weights_have_their_bits_read_off_their_shapes(tmp_path: Path, bits: int) -> None:
+@pytest.mark.parametrize("group_size", [32, 64])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_quantised_weights_have_their_bits_and_groups_read_off_their_shapes(tmp_path: Path, bits: int, group_size: int) -> None:
     import mlx.core as mx
 
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((24, 64)).astype(np.float32), rng.standard_normal((5, 64)).astype(np.float32)
-    words, scales, biases = mx.quantize(mx.array(weight), 32, bits)
-    want = np.array(mx.dequantize(words, scales, biases, 32, bits))
+    words, scales, biases = mx.quantize(mx.array(weight), group_size, bits)
+    want = np.array(mx.dequantize(words, scales, biases, group_size, bits))
     for name in ("host", "mlx"):
         mx.save_safetensors(str(tmp_path / "model.safetensors"), {"d.weight": words, "d.scales": scales, "d.biases": biases})
-        w = Weights.open(tmp_path, ops.backend(name), group_size=32)
+        w = Weights.open(tmp_path, ops.backend(name))
         table = w.embedding("d", 24, 64)
         np.testing.assert_allclose(ops.numpy(table(np.arange(24))), want, atol=1e-6)
         tensor = mx.array(x) if name == "mlx" else x
         np.testing.assert_allclose(ops.numpy(w.linear("d", 64, 24, bias=False)(tensor)), x @ want.T, atol=2e-5)
         np.testing.assert_allclose(ops.numpy(table.logits(tensor, np.array([7, 2]))), x @ want[[7, 2]].T, atol=2e-5)
         w.close()
-        with pytest.raises(CheckpointError, match=r"d\.scales has shape \[24, 2\]; the config promises \[24, 4\]"):
-            w.linear("d", 128, 24, bias=False)
+        with pytest.raises(CheckpointError, match=r"d\.weight packs \[24, 96\] into \[24, \d+\] words with \[24, [12]\] scales; known: 2, 3, "):
+            w.linear("d", 96, 24, bias=False)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"d.weight": words, "d.scales": scales})
+    with pytest.raises(CheckpointError, match=r"d is quantised without biases \(mxfp4, .*known: affine"):
+        Weights.open(tmp_path, ops.backend("host")).linear("d", 64, 24, bias=False)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Model families. THE REGISTRY IS THE FOLDER: one file, one family; which `model_type`s it serves, the file says itself.
 
-A family file has MODEL_TYPES, ARCHITECTURES, PREFIXES, DROPPED, Config and Model, and may have heads beside the model.
+A family file has MODEL_TYPES, ARCHITECTURES, PREFIXES, DROPPED, Config and Model, and may have heads beside the model. Two
+functions are optional: `accepts(checkpoint)` raises CheckpointError for one that has the model_type and is no embedder, and
+`format_text(text, instruction, prompts)` writes what the model reads, `prompts` being the checkpoint's own by name.
 """
 from __future__ import annotations
 

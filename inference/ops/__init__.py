@@ -2,7 +2,7 @@
 
 A tensor is what a backend made of a checkpoint: numpy on `host`, mx.array on `mlx`. Model code never names either, never
 asks for a shape, and uses only these functions, the callables that `Weights` hands out (`Linear`, `Linears`, `Norm`,
-`Embedding`), and the operators `+` and `*` between tensors of one shape, or a tensor and a Python number.
+`Embedding`, `Depthwise`), and the operators `+` and `*` between tensors of one shape, or a tensor and a Python number.
 
 Shapes: `[T, D]` rows, T all real tokens of a pack laid end to end; `[T, H, Dh]` once `heads` has cut them; `[B, D]` once
 `pool` has met the segments. Index arguments are numpy ints on both backends. Nothing changes its argument. Outputs keep the
@@ -40,6 +40,15 @@ class Norm(Protocol):
     """Over the last axis: rows, or heads of [T, H, Dh]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Depthwise(Protocol):
+    """Every column by its own few taps over the rows of its segment, zeros beyond its ends: [T, D] -> [T, D].
+
+    causal: the taps end at the row; else they stand around it, K // 2 of K before it.
+    """
+
+    def __call__(self, x: Tensor, segments: Segments, *, causal: bool = False) -> Tensor: ...
 
 
 class Embedding(Protocol):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 
-from .rules import check_ids, visible
+from .rules import check_ids, neighbour, visible
 from .safetensors import read_header
 
 if TYPE_CHECKING:
@@ -94,6 +95,29 @@ class RMSNorm:
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.weight, self.eps).astype(x.dtype)
+
+
+class Depthwise:
+    """taps: [K, D], bias: [D] or None. Sums in f32."""
+
+    def __init__(self, taps: mx.array, bias: mx.array | None) -> None:
+        self.taps, self.bias = taps.astype(F32), None if bias is None else bias.astype(F32)
+
+    def __call__(self, x: mx.array, segments: Segments, *, causal: bool = False) -> mx.array:
+        left = len(self.taps) - 1 if causal else len(self.taps) // 2
+        y, out = mx.concatenate([x, mx.zeros_like(x[:1])]).astype(F32), self.bias
+        for k, offset in enumerate(range(-left, len(self.taps) - left)):
+            part = y[segments.memo(("mlx", "neighbour", offset), partial(_neighbour, segments, offset))] * self.taps[k]
+            out = part if out is None else out + part
+        return out.astype(x.dtype)                        # type: ignore[union-attr]
+
+
+def _neighbour(segments: Segments, offset: int) -> mx.array:
+    """[T] rows, T for one that lies outside the segment."""
+    index, outside = neighbour(segments, offset)
+    index = index.copy()
+    index[outside] = segments.total
+    return mx.array(index)
 
 
 # ---- pointwise

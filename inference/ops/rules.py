@@ -1,9 +1,12 @@
 """What the backends must agree on, written once with operators that numpy and mlx arrays share."""
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ..batching import Segments
 
 
 def visible(queries: Any, keys: Any, hidden: Any, causal: bool, window: int | None) -> Any:
@@ -21,6 +24,19 @@ def visible(queries: Any, keys: Any, hidden: Any, causal: bool, window: int | No
         allowed = allowed & ~hidden[..., None, :]
         allowed = allowed | ((apart == 0) & ~allowed.any(axis=-1, keepdims=True))
     return allowed
+
+
+def neighbour(segments: Segments, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every row of a pack the row `offset` places further on in its segment, [T] int32, itself where there is none, and the rows
+    that have none."""
+    def build() -> tuple[np.ndarray, np.ndarray]:
+        index = np.arange(segments.total, dtype=np.int32)
+        place = index - np.repeat(segments.first, segments.lengths) + offset
+        inside = (place >= 0) & (place < np.repeat(segments.lengths, segments.lengths))
+        return np.where(inside, index + np.int32(offset), index), np.flatnonzero(~inside)
+
+    found: tuple[np.ndarray, np.ndarray] = segments.memo(("neighbour", offset), build)
+    return found
 
 
 def check_ids(ids: np.ndarray, rows: int) -> None:

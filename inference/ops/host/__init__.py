@@ -14,6 +14,7 @@ import numpy as np
 
 from ..rules import check_ids
 from .blas import matmul, single_threaded
+from .convolution import Depthwise
 from .mixing import attention, rope
 from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, relu, silu, tanh
 from .reading import dequantize, load, read
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from ...batching import Segments
 
 __all__ = [
-    "TENSOR", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads", "l2_normalize",
-    "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
+    "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
+    "l2_normalize", "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
 ]
 
 F32 = np.float32
