@@ -73,6 +73,11 @@ class Checkpoint:
             pooling=_pooling(root, modules), normalize=normalize, length_limit=_length_limit(root, trunk),
             prompts={k: v for k, v in (st.get("prompts") or {}).items() if isinstance(v, str)})
 
+    @property
+    def pools(self) -> bool:
+        """Whether it is laid out as an embedder."""
+        return self.pooling is not None or "Pooling" in self.modules
+
     @cached_property
     def weight_files(self) -> tuple[Path, ...]:
         """Every *.safetensors of the trunk, and those of the root's immediate sub-folders (2_Dense/model.safetensors)."""

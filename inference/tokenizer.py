@@ -76,6 +76,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.pair_specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=True)
 
     def encode(self, texts: Sequence[str], limit: int) -> list[Encoded]:
         """At most `limit` tokens each: cut on the right, keeping the special tokens that the tokenizer appends."""
@@ -96,12 +97,11 @@ class Tokenizer:
     def pairs(self, first: str, seconds: Sequence[str], limit: int) -> list[Encoded]:
         """`first` with each of `seconds` in the tokenizer's pair template: ids and type ids, [2, L] int32.
 
-        Over `limit`, tokens go from the end of whichever side is longer, as transformers' `longest_first`; special tokens stay.
+        Over `limit`, tokens go from the end of whichever side is longer, as transformers' `longest_first`; special tokens stay, and
+        `limit` has to leave room beside them.
         """
         most = max(LEAST, MOST * limit)
-        budget = limit - self._tokenizer.num_special_tokens_to_add(is_pair=True)
-        if budget < 2:
-            raise CheckpointError(f"a limit of {limit} tokens leaves no room for a pair")
+        budget = limit - self.pair_specials
         encodings = self._tokenizer.encode_batch([clean(text)[:most] for text in (first, *seconds)], add_special_tokens=False)
         cut = [len(text) > most for text in (first, *seconds)]
         pairs = []

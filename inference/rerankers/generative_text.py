@@ -35,8 +35,7 @@ SHARED = 16                                        # tokens: a common beginning 
 
 
 def accepts(checkpoint: Checkpoint) -> bool:
-    embeds = checkpoint.pooling is not None or "Pooling" in checkpoint.modules
-    return checkpoint.architecture.endswith("ForCausalLM") and checkpoint.model_type in MODEL_TYPES and not embeds
+    return checkpoint.architecture.endswith("ForCausalLM") and checkpoint.model_type in MODEL_TYPES and not checkpoint.pools
 
 
 def family(checkpoint: Checkpoint) -> ModuleType:
@@ -54,7 +53,7 @@ class Pairs:
         if scaffold >= limit:
             raise CheckpointError(f"a limit of {limit} tokens leaves no room for query and document: the prompt around them has {scaffold}")
         self._room = limit - scaffold
-        answers(opened)                            # a checkpoint without them is refused when it is opened, not when it is loaded
+        answers(opened)                            # without them a checkpoint is refused when it is opened, not when it is loaded
 
     def __call__(self, query: str, documents: Sequence[str], instruction: str | None) -> list[Encoded]:
         """[L] int32 each."""

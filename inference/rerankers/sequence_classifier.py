@@ -14,6 +14,7 @@ from .. import families, ops
 from ..batching import Batch
 from ..checkpoint import Checkpoint
 from ..engine import Forward
+from ..errors import CheckpointError
 from ..opened import Opened
 from ..tokenizer import Encoded
 from ..weights import Weights
@@ -21,6 +22,7 @@ from ..weights import Weights
 SCORING = "sequence_classifier"
 INSTRUCTIONS = False
 MODEL_TYPES = tuple(name for name, family in families.model_types().items() if hasattr(family, "Classifier"))
+ARCHITECTURES = "...ForSequenceClassification, one label"
 
 
 def accepts(checkpoint: Checkpoint) -> bool:
@@ -35,6 +37,9 @@ class Pairs:
     def __init__(self, opened: Opened) -> None:
         self._tokenizer, self._limit = opened.tokenizer, opened.spec.max_length
         self._type_ids = opened.family.Classifier.type_ids
+        if self._limit < opened.tokenizer.pair_specials + 2:
+            raise CheckpointError(f"a limit of {self._limit} tokens leaves no room for a pair beside its special tokens "
+                                  f"({opened.tokenizer.pair_specials})")
 
     def __call__(self, query: str, documents: Sequence[str], instruction: str | None) -> list[Encoded]:
         """[2, L] int32 each, ids and type ids; [L] for models that know one type only, whatever their tokenizer.json says."""
