@@ -281,6 +281,18 @@ class Rope(Memo):
     sin: np.ndarray
 
 
+def common_prefix(sequences: Sequence[np.ndarray]) -> int:
+    """How many ids all of these begin with, and have others after; 0 for a single one."""
+    if len(sequences) < 2:
+        return 0
+    length = min(map(len, sequences)) - 1
+    first = sequences[0][:length]
+    for sequence in sequences[1:]:
+        different = np.flatnonzero(first != sequence[:len(first)])
+        first = first[:different[0]] if len(different) else first
+    return len(first)
+
+
 @dataclass(eq=False)
 class Batch(Memo):
     """ids: [T] int32. type_ids: [T] int32, zeros where the tokenizer sends none."""
@@ -299,6 +311,15 @@ class Batch(Memo):
         if [len(t) for t in type_ids] != segments.lengths.tolist():
             raise ValueError(f"type ids of lengths {[len(t) for t in type_ids]} for sequences of lengths {segments.lengths.tolist()}")
         return cls(ids, segments, np.concatenate(type_ids).astype(np.int32))
+
+    @classmethod
+    def continuing(cls, sequences: Sequence[np.ndarray], shared: int) -> Batch:
+        """The first `shared` ids, which all sequences have in common and none ends with, as segment 0, and the rest of each as a segment
+        that continues it."""
+        parts = [sequences[0][:shared], *(sequence[shared:] for sequence in sequences)]
+        segments = Segments(np.array([len(part) for part in parts], np.int32), parent=np.array([-1] + [0] * len(sequences), np.int32))
+        ids = np.concatenate(parts).astype(np.int32)
+        return cls(ids, segments, np.zeros_like(ids))
 
     @property
     def positions(self) -> np.ndarray:

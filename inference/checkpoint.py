@@ -20,7 +20,7 @@ from .resolve import Source
 LENGTH_CAP = 8192                                  # tokens; what no checkpoint's own limit may exceed
 LFS_POINTER = b"version https://git-lfs"
 SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 
 LEGACY_POOLING = {                                 # flag of 1_Pooling/config.json -> mode; None: not supported
     "pooling_mode_cls_token": "cls",
@@ -74,6 +74,11 @@ class Checkpoint:
             module_folders=tuple(m["path"] for m in modules),
             pooling=_pooling(root, modules), normalize=normalize, length_limit=_length_limit(root, trunk),
             prompts={k: v for k, v in (st.get("prompts") or {}).items() if isinstance(v, str)})
+
+    @property
+    def pools(self) -> bool:
+        """Whether it is laid out as an embedder."""
+        return self.pooling is not None or "Pooling" in self.modules
 
     @cached_property
     def weight_files(self) -> tuple[Path, ...]:

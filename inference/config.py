@@ -107,6 +107,10 @@ class Settings:
         "MLXCEL_BATCH_TOKENS", None, _number(int, 1),
         "tokens a forward pass takes at most (one longer item goes alone); unset: 512 on host, 8192 on mlx")
     batch_size: int | None = _setting("MLXCEL_EMBEDDING_BATCH_SIZE", None, _number(int, 1), "items a forward pass takes at most")
+    rerank_max_length: int | None = _setting(
+        "MLXCEL_RERANK_MAX_LENGTH", None, _number(int, 1), "lowers a reranker's limit of tokens a pair")
+    rerank_batch_size: int | None = _setting(
+        "MLXCEL_RERANK_BATCH_SIZE", None, _number(int, 0), "pairs a forward pass takes at most; 0 is no limit but the tokens'")
     queue_depth: int = _setting(
         "MLXCEL_EMBEDDING_QUEUE_DEPTH", 64, _number(int, 1), "requests that may wait for a model; one more is answered 503")
     timeout: float = _setting(

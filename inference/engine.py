@@ -71,7 +71,7 @@ class Request:
         remaining = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
         if not self._done.wait(remaining):
             self.cancel()
-            raise TimedOut("Embedding request timed out. Please try again later.")
+            raise TimedOut(self._engine.late)
         if self.errors and not self.partial:
             raise self.errors[min(self.errors)]
         return self.outputs
@@ -157,9 +157,11 @@ class Engine:
     `submit` never blocks in the interactive lane (Busy instead); in the bulk lane it waits for room.
     """
 
-    def __init__(self, open_model: Callable[[], Forward], *, name: str = "engine", workers: int = 1, pack_tokens: int = 512,
-                 pack_rows: int | None = None, queue_depth: int = 64) -> None:
+    def __init__(self, open_model: Callable[[], Forward], *, name: str = "engine", what: str = "embedding", workers: int = 1,
+                 pack_tokens: int = 512, pack_rows: int | None = None, queue_depth: int = 64) -> None:
         self.stats = Stats()
+        self.late = f"{what.capitalize()} request timed out. Please try again later."
+        self._what = what                          # embedding | rerank: what messages call it
         self.state: State = "loading"
         self.last_progress = time.monotonic()
         self._failure: ServiceError | None = None
@@ -197,7 +199,7 @@ class Engine:
                     self.stats.rejected += 1
                     raise Busy("All slots are busy. Please try again later.")
                 if not self._room.wait(None if deadline is None else deadline - time.monotonic()):
-                    raise TimedOut("Embedding request timed out. Please try again later.")
+                    raise TimedOut(self.late)
                 self._check_open()
             self._admit(request, sequences)
             self._work.notify_all()
@@ -287,7 +289,7 @@ class Engine:
                             self._leave(request)
                     else:
                         self.stats.dropped += 1
-                        self._finish(task, TimedOut("Embedding request timed out. Please try again later."))
+                        self._finish(task, TimedOut(self.late))
                 if wanted:
                     if lane == "interactive":
                         self._last_interactive = now
@@ -354,15 +356,15 @@ class Engine:
         try:
             outputs = self._forward([task.ids for task in pack])
             if len(outputs) != len(pack):
-                raise InferenceFailed(f"embedding inference failed: the model returned {len(outputs)} results for {len(pack)} inputs")
+                raise InferenceFailed(f"{self._what} inference failed: the model returned {len(outputs)} results for {len(pack)} inputs")
         except Exception as error:
             if len(pack) == 1:
                 log.exception("a forward pass over %d tokens failed", pack[0].length)
-                return [error if isinstance(error, ServiceError) else InferenceFailed(f"embedding inference failed: {error}")]
+                return [error if isinstance(error, ServiceError) else InferenceFailed(f"{self._what} inference failed: {error}")]
             log.warning("a pack of %d sequences failed (%r); running them one by one", len(pack), error)
             with self._lock:
                 self.stats.retried += len(pack)
             return [outcome for task in pack for outcome in self._outcomes([task])]
         return [
-            output if np.isfinite(output).all() else InvalidNumericResult("embedding inference returned an invalid numeric result")
+            output if np.isfinite(output).all() else InvalidNumericResult(f"{self._what} inference returned an invalid numeric result")
             for output in outputs]

@@ -54,7 +54,7 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
         layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "of an unknown kind:"
         known = ", ".join(sorted(families.model_types()))
         raise CheckpointError(f"{checkpoint.root} is {layout} model_type {name!r} has no embedding family; known: {known}")
-    if not (checkpoint.pooling or "Pooling" in checkpoint.modules or architecture in family.ARCHITECTURES):
+    if not (checkpoint.pools or architecture in family.ARCHITECTURES):
         raise CheckpointError(
             f"{checkpoint.root} is not an embedding checkpoint: architectures[0] is {architecture or 'missing'} and there is no pooling "
             f"module; {name} embeds as {', '.join(family.ARCHITECTURES)}")
@@ -69,7 +69,8 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     family = way.family(checkpoint) if way else embedding_family(checkpoint)
     config = read_config(family.Config, dict(checkpoint.config))
     tokenizer = Tokenizer(checkpoint.trunk)
-    limits = [checkpoint.length_limit, *([settings.max_length] if settings.max_length else [])]
+    lowered = settings.rerank_max_length if way else settings.max_length
+    limits = [checkpoint.length_limit, *([lowered] if lowered else [])]
     if (own := getattr(config, "max_length", None)) is not None:
         limits.append(own)
     backend = choose_backend(settings)
@@ -88,14 +89,18 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
         prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
         scoring=way.SCORING if way else "",
         backend=backend, precision=_precision(checkpoint, backend), parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
-    return Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules)
+    opened = Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules)
+    if way:
+        way.Pairs(opened)                          # raises for one that could pair nothing
+    return opened
 
 
 def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
     """How an engine runs this model: MLX arrays belong to one thread, numpy's to none."""
+    rows = settings.rerank_batch_size if opened.spec.kind == "reranker" else settings.batch_size
     return {
         "workers": settings.threads if opened.backend == "host" else 1, "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
-        "pack_rows": settings.batch_size, "queue_depth": settings.queue_depth}
+        "pack_rows": rows or None, "queue_depth": settings.queue_depth}
 
 
 def load(opened: Opened) -> Forward:

@@ -24,7 +24,8 @@ class Reranker:
         self._pairs = self._way.Pairs(opened)
         self._lock = threading.Lock()
         self._tokenize_seconds = 0.0
-        self.engine = Engine(lambda: self._way.load(opened), name=f"engine-{opened.spec.id}", **loader.engine_options(opened, settings))
+        self.engine = Engine(lambda: self._way.load(opened), name=f"engine-{opened.spec.id}", what="rerank",
+                             **loader.engine_options(opened, settings))
 
     @property
     def spec(self) -> ModelSpec:

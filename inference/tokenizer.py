@@ -45,6 +45,11 @@ def clean(text: str) -> str:
     return text
 
 
+def _encoded(ids: np.ndarray | list[int] | list[list[int]], length: int, limit: int, exact: bool) -> Encoded:
+    """A text cut in characters is longer than what was tokenised, even where those tokens fit."""
+    return Encoded(np.array(ids, np.int32), length if exact else max(length, limit + 1), exact)
+
+
 def _longest_first(left: int, right: int, budget: int) -> tuple[int, int]:
     """How much of two sides stays within `budget`: the shorter one whole if it fits beside as much of the other, else half each."""
     if left + right <= budget:
@@ -71,6 +76,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.pair_specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=True)
 
     def encode(self, texts: Sequence[str], limit: int) -> list[Encoded]:
         """At most `limit` tokens each: cut on the right, keeping the special tokens that the tokenizer appends."""
@@ -91,12 +97,11 @@ class Tokenizer:
     def pairs(self, first: str, seconds: Sequence[str], limit: int) -> list[Encoded]:
         """`first` with each of `seconds` in the tokenizer's pair template: ids and type ids, [2, L] int32.
 
-        Over `limit`, tokens go from the end of whichever side is longer, as transformers' `longest_first`; special tokens stay.
+        Over `limit`, tokens go from the end of whichever side is longer, as transformers' `longest_first`; special tokens stay, and
+        `limit` has to leave room beside them.
         """
         most = max(LEAST, MOST * limit)
-        budget = limit - self._tokenizer.num_special_tokens_to_add(is_pair=True)
-        if budget < 2:
-            raise CheckpointError(f"a limit of {limit} tokens leaves no room for a pair")
+        budget = limit - self.pair_specials
         encodings = self._tokenizer.encode_batch([clean(text)[:most] for text in (first, *seconds)], add_special_tokens=False)
         cut = [len(text) > most for text in (first, *seconds)]
         pairs = []
@@ -107,14 +112,14 @@ class Tokenizer:
             length = len(encodings[0]) + len(second) + limit - budget
             second.truncate(right)
             pair = self._tokenizer.post_process(short, second)
-            pairs.append(Encoded(np.array([pair.ids, pair.type_ids], np.int32), length, not (cut[0] or second_cut)))
+            pairs.append(_encoded([pair.ids, pair.type_ids], length, limit, exact=not (cut[0] or second_cut)))
         return pairs
 
     def pieces(self, texts: Sequence[str], limit: int) -> list[Encoded]:
         """Texts without special tokens, the first `limit` tokens of each."""
         most = max(LEAST, MOST * limit)
         encodings = self._tokenizer.encode_batch_fast([clean(text)[:most] for text in texts], add_special_tokens=False)
-        return [Encoded(np.array(encoding.ids[:limit], np.int32), len(encoding), len(text) <= most)
+        return [_encoded(encoding.ids[:limit], len(encoding), limit, exact=len(text) <= most)
                 for encoding, text in zip(encodings, texts, strict=True)]
 
     @staticmethod
@@ -125,8 +130,7 @@ class Tokenizer:
             mask = np.array(encoding.special_tokens_mask)
             tail = min(int(np.argmin(mask[::-1])) if not mask.all() else length, limit)
             ids = np.concatenate([ids[:limit - tail], ids[length - tail:]])
-        # A text cut in characters is longer than what was tokenised, even where those tokens fit.
-        return Encoded(ids, length if exact else max(length, limit + 1), exact)
+        return _encoded(ids, length, limit, exact)
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of whole texts, special ones included."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.families import CASES, Case
+from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES, WORDS, Pairing
 
 POOLING = ("cls", "mean", "max", "lasttoken")
 LIBRARIES = ("torch", "transformers", "sentence-transformers")
@@ -108,15 +109,104 @@ def make_dense(case: Case, folder: Path) -> Any:
     return torch.nn.Sequential(*built)
 
 
+def word_pieces(pairing: Pairing) -> Any:
+    """WORDS whole, every other word letter by letter, and the special tokens where the model expects its padding."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    if pairing.config["pad_token_id"] == 1:
+        specials[:2] = specials[1::-1]
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    vocabulary = [*specials, *WORDS, *letters, *(f"##{letter}" for letter in letters), ".", "?"]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in specials])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=pairing.template, special_tokens=[(word, vocabulary.index(word)) for word in ("[CLS]", "[SEP]")])
+    return tokenizer
+
+
+def byte_pieces() -> Any:
+    """Bytes, with few merges, among them those of the two answers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    merges = [("y", "e"), ("ye", "s"), ("n", "o"), ("t", "h"), ("th", "e"), ("\u0120", "the"), ("\u010a", "\u010a"), ("r", "e"), ("a", "r")]
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    return tokenizer
+
+
+def make_pairing(pairing: Pairing, folder: Path, seed: int = 0) -> None:
+    """The same for a reranker: every document with every query, alone. `ids` and `type_ids` are those of transformers' tokenizer, with
+    its `longest_first`; `logits` of the classifier, or yes minus no at the last position of the prompt that the model card gives."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, pairing.reference)
+    model = model_class(model_class.config_class(**pairing.config)).eval()
+    classifier = pairing.scoring == "sequence_classifier"
+    (word_pieces(pairing) if classifier else byte_pieces()).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": pairing.max_length}) + "\n")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ids, types, logits = [], [], []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(folder)
+        for query in QUERIES:
+            for document in DOCUMENTS:
+                if classifier:
+                    encoded = tokenizer(query, document, truncation="longest_first", max_length=pairing.max_length, return_token_type_ids=True)
+                    row, kinds = encoded["input_ids"], encoded["token_type_ids"]
+                    known = {"token_type_ids": torch.tensor([kinds])} if pairing.reference.startswith("Bert") else {}
+                    logit = model(input_ids=torch.tensor([row]), **known).logits[0, 0]
+                else:
+                    row = prompt(tokenizer, query, document, pairing)
+                    kinds = [0] * len(row)
+                    yes, no = (tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
+                    last = model(input_ids=torch.tensor([row])).logits[0, -1]
+                    logit = last[yes] - last[no]
+                ids.append(row)
+                types.append(kinds)
+                logits.append(float(logit))
+    np.savez_compressed(
+        folder / "reference.npz", ids=np.concatenate(ids).astype(np.int32), type_ids=np.concatenate(types).astype(np.int32),
+        lengths=np.array([len(row) for row in ids], np.int32), logits=np.array(logits, np.float32))
+    (folder / "made_by.json").write_text(json.dumps({
+        "command": f"python -m tests.make_golden rerankers/{pairing.name}", "reference": f"transformers.{pairing.reference}", "seed": seed,
+        "libraries": {name: version(name) for name in LIBRARIES[:2]}}, indent=2) + "\n")
+
+
+def prompt(tokenizer: Any, query: str, document: str, pairing: Pairing) -> list[int]:
+    """As the card of Qwen3-Reranker builds it: the content alone is cut."""
+    prefix = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')
+    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    task = pairing.instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
+    content = tokenizer(f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {document}", truncation="longest_first",
+                        max_length=pairing.max_length - len(before) - len(after))["input_ids"]
+    return [*before, *content, *after]
+
+
 def main(names: list[str]) -> None:
-    unknown = set(names) - {case.name for case in CASES}
-    if unknown:
-        raise SystemExit(f"no case is called {', '.join(sorted(unknown))}; known: {', '.join(case.name for case in CASES)}")
-    for case in CASES:
-        if not names or case.name in names:
-            case.folder.mkdir(parents=True, exist_ok=True)
+    cases = {case.name: case for case in CASES} | {f"rerankers/{pairing.name}": pairing for pairing in PAIRINGS}
+    if unknown := set(names) - set(cases):
+        raise SystemExit(f"no case is called {', '.join(sorted(unknown))}; known: {', '.join(cases)}")
+    for name in names or cases:
+        case = cases[name]
+        case.folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(case, Pairing):
+            make_pairing(case, case.folder)
+        else:
             make(case, case.folder)
-            print(case.name, {path.name: path.stat().st_size for path in sorted(case.folder.rglob("*.*"))})
+        print(name, {path.name: path.stat().st_size for path in sorted(case.folder.rglob("*.*"))})
 
 
 if __name__ == "__main__":

@@ -95,6 +95,8 @@ class Model:
 class Classifier:
     """[B, 1]: the first row through a tanh layer, then one logit; the cross-encoder's head."""
 
+    type_ids = True
+
     def __init__(self, w: Weights, c: Config) -> None:
         self.bert = Model(w, c)
         self.dense = w.linear("pooler.dense", c.hidden_size, c.hidden_size)

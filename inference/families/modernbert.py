@@ -13,7 +13,7 @@ from .. import ops
 from ..batching import Batch, RopeSpec
 from ..errors import CheckpointError
 from ..ops import Tensor
-from ..weights import Weights
+from ..weights import Weights, one_label
 
 MODEL_TYPES = ("modernbert",)
 ARCHITECTURES = ("ModernBertModel", "ModernBertForMaskedLM")
@@ -39,6 +39,9 @@ class Config:
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_activation: str = "gelu"
+    classifier_pooling: str = "cls"
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
 
     @staticmethod
     def rename(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,6 +62,8 @@ class Config:
         if unknown or len(self.layer_types) != self.num_hidden_layers:
             raise CheckpointError(
                 f"config.json: layer_types is {self.layer_types}; expected {self.num_hidden_layers}, each of {' or '.join(THETA)}")
+        if self.classifier_pooling not in ("cls", "mean"):
+            raise CheckpointError(f"config.json: classifier_pooling is {self.classifier_pooling!r}; expected 'cls' or 'mean'")
 
     @property
     def max_length(self) -> int:
@@ -112,3 +117,21 @@ class Model:
         for layer in self.layers:
             x = layer(x, batch)
         return self.final_norm(x)
+
+
+class Classifier:
+    """[B, 1]: pooled rows through a layer and a norm, then one logit; the cross-encoder's head."""
+
+    type_ids = False
+
+    def __init__(self, w: Weights, c: Config) -> None:
+        self.model = Model(w, c)
+        self.pooling = c.classifier_pooling
+        self.activation = ops.activation(c.classifier_activation)
+        self.dense = w.linear("head.dense", c.hidden_size, c.hidden_size, bias=c.classifier_bias)
+        self.norm = w.layer_norm("head.norm", c.hidden_size, c.norm_eps, bias=c.norm_bias)
+        self.classifier = w.linear("classifier", c.hidden_size, one_label(w, "classifier"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        pooled = ops.pool(self.model(batch), batch.segments, self.pooling)
+        return self.classifier(self.norm(self.activation(self.dense(pooled))))

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..batching import RopeSpec, rope_parameters
+from .. import ops
+from ..batching import Batch, DynamicRope, RopeSpec, rope_parameters
 from ..layers.decoder import Attention, Block, Decoder, GatedMLP, check_kinds, sees_both_ways
-from ..ops import Norm
+from ..ops import Norm, Tensor
 from ..weights import Weights
 
 MODEL_TYPES = ("qwen3",)
@@ -45,6 +46,7 @@ class Config:
     attention_bias: bool = False
     sliding_window: int = 4096
     is_causal: bool = True
+    tie_word_embeddings: bool = False
 
     @staticmethod
     def rename(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,6 +65,10 @@ class Config:
         return self.max_position_embeddings
 
     @property
+    def rope(self) -> RopeSpec:
+        return RopeSpec.of(self.head_dim, 10_000.0, self.rope_parameters)
+
+    @property
     def radius(self) -> int:
         """Of a sliding layer: the reference counts the row itself where it looks back only, and does not where it looks both ways."""
         return self.sliding_window - self.is_causal
@@ -74,7 +80,7 @@ def layer(w: Weights, c: Config, kind: str) -> Block:
 
     attention = Attention(
         w.at("self_attn"), c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-        RopeSpec.of(c.head_dim, 10_000.0, c.rope_parameters), causal=c.is_causal, window=c.radius if kind == "sliding_attention" else None,
+        c.rope, causal=c.is_causal, window=c.radius if kind == "sliding_attention" else None,
         norms=(norm("self_attn.q_norm", c.head_dim), norm("self_attn.k_norm", c.head_dim)), bias=c.attention_bias)
     return Block(norm("input_layernorm"), attention, norm("post_attention_layernorm"),
                  GatedMLP(w.at("mlp"), c.hidden_size, c.intermediate_size, c.hidden_act))
@@ -86,3 +92,17 @@ class Model(Decoder):
     def __init__(self, w: Weights, c: Config) -> None:
         layers = [layer(w.at(f"layers.{i}"), c, kind) for i, kind in enumerate(c.layer_types)]
         super().__init__(w, c.vocab_size, c.hidden_size, layers, w.rms_norm("norm", c.hidden_size, c.rms_norm_eps))
+
+
+class YesNo:
+    """[B, 2]: the logits of two tokens after the last row; the generative reranker's head."""
+
+    def __init__(self, w: Weights, c: Config, yes: int, no: int) -> None:
+        self.model = Model(w, c)
+        self.head = self.model.tokens if c.tie_word_embeddings else w.embedding("lm_head", c.vocab_size, c.hidden_size)
+        self.answers = (yes, no)
+        # What stands before may be computed without what follows.
+        self.shares = c.is_causal and not isinstance(c.rope, DynamicRope)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.head.logits(ops.pool(self.model(batch), batch.segments, "lasttoken"), self.answers)

@@ -7,8 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .. import ops
 from ..batching import Batch
 from ..errors import CheckpointError
+from ..ops import Tensor
+from ..weights import Weights, one_label
 from . import bert
 
 MODEL_TYPES = ("xlm-roberta", "xlm_roberta", "roberta")
@@ -34,7 +37,7 @@ class Config(bert.Config):
 
 
 class Model(bert.Model):
-    def __init__(self, w: bert.Weights, c: Config) -> None:
+    def __init__(self, w: Weights, c: Config) -> None:
         super().__init__(w, c)
         self.pad = c.pad_token_id
 
@@ -44,3 +47,17 @@ class Model(bert.Model):
         count = real.cumsum()
         before = (count - real)[batch.segments.first]
         return (count - before.repeat(batch.segments.lengths)) * real + self.pad
+
+
+class Classifier:
+    """[B, 1]: the first row through a tanh layer, then one logit; the cross-encoder's head. Both texts of a pair are of type 0."""
+
+    type_ids = False
+
+    def __init__(self, w: Weights, c: Config) -> None:
+        self.roberta = Model(w, c)
+        self.dense = w.linear("classifier.dense", c.hidden_size, c.hidden_size)
+        self.out_proj = w.linear("classifier.out_proj", c.hidden_size, one_label(w, "classifier.out_proj"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.out_proj(ops.tanh(self.dense(ops.pool(self.roberta(batch), batch.segments, "cls"))))

@@ -10,7 +10,7 @@ dtype of their input; `pool`, `l2_normalize` and `numpy` give f32, and softmax, 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -56,7 +56,7 @@ class Embedding(Protocol):
 
     def __call__(self, ids: np.ndarray) -> Tensor: ...
 
-    def logits(self, x: Tensor, ids: np.ndarray) -> Tensor:
+    def logits(self, x: Tensor, ids: Sequence[int] | np.ndarray) -> Tensor:
         """The tied output head, these columns only: [B, D], [n] int -> [B, n]."""
 
 

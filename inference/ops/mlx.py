@@ -75,7 +75,7 @@ class Embedding:
         scales, biases, bits, group_size = self.quantised
         return mx.dequantize(self.weight[index], scales[index], biases[index], group_size=group_size, bits=bits)
 
-    def logits(self, x: mx.array, ids: np.ndarray) -> mx.array:
+    def logits(self, x: mx.array, ids: Sequence[int] | np.ndarray) -> mx.array:
         return x @ self(np.asarray(ids)).T
 
 

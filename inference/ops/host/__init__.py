@@ -73,7 +73,7 @@ class Embedding:
         check_ids(ids, len(self.weight))
         return np.take(self.weight, ids, 0)
 
-    def logits(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def logits(self, x: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         return matmul(x, self(np.asarray(ids)))
 
 
