@@ -1,6 +1,6 @@
-"""Models without a server: `python -m inference embed` and `python -m inference arch`.
+"""Models without a server: `python -m inference embed`, `rerank` and `arch`.
 
-The same loading, tokenising, pooling and normalisation as the server's, in this process.
+The same loading, tokenising, pooling, normalisation and scoring as the server's, in this process.
 """
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .client import connect
+from .client import InferenceClient, connect
 from .config import DEFAULT_MODEL, Settings, parse_normalize, parse_pooling
 from .errors import InvalidRequest, ServiceError
-from .wire import EmbedJob
+from .wire import EmbedJob, RerankJob
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m inference", description="Run embedding models without a server.")
+    parser = argparse.ArgumentParser(prog="python -m inference", description="Run embedding models and rerankers without a server.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     embed = commands.add_parser("embed", help="embed texts and print their vectors and similarities")
@@ -46,16 +46,42 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--batch-size", type=_at_least(1), metavar="N", help="texts a forward pass takes at most")
     embed.add_argument("--pooling", type=_parsed(parse_pooling), metavar="MODE", help="cls, mean, max or last, instead of the checkpoint's")
     embed.add_argument("--embd-normalize", type=_parsed(parse_normalize), metavar="P", help="-1 none, 0 int16, 1, 2 or another p-norm")
-    embed.add_argument("--backend", choices=("auto", "mlx", "host"), help="where to run")
-    embed.add_argument("--models-dir", metavar="PATH", help="a directory of model directories")
-    embed.add_argument("--download", action="store_true", help="fetch the model from the Hugging Face hub if it is not on this machine")
-    embed.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_common(embed)
     embed.set_defaults(run=_embed)
 
-    arch = commands.add_parser("arch", help="list the model families that can be loaded")
+    rerank = commands.add_parser("rerank", help="score documents against a query and print scores and ranking")
+    rerank.add_argument("-m", "--model", required=True, help="a directory, a name under the models directory, or a hub id")
+    rerank.add_argument("-q", "--query", required=True, metavar="TEXT", help="what is asked")
+    rerank.add_argument("-d", "--document", action="append", default=[], metavar="TEXT", help="a document to score; give it again for more")
+    rerank.add_argument("--image", action="append", default=[], metavar="FILE", help="an image to score, for rerankers that take images")
+    rerank.add_argument("--query-image", metavar="FILE", help="an image that belongs to the query, likewise")
+    rerank.add_argument("--instruction", help="task for the generative rerankers")
+    rerank.add_argument("--top-n", type=_at_least(1), metavar="N", help="rank the best N only")
+    rerank.add_argument("--raw-scores", action="store_true", help="logits instead of probabilities")
+    rerank.add_argument("--max-length", type=_at_least(1), metavar="N", help="lower the model's limit of tokens a pair")
+    rerank.add_argument("--batch-size", type=_at_least(0), metavar="N", help="pairs a forward pass takes at most; 0 is no limit")
+    _add_common(rerank)
+    rerank.set_defaults(run=_rerank)
+
+    arch = commands.add_parser("arch", help="list the model families and rerankers that can be loaded")
     arch.add_argument("--json", action="store_true", help="print one JSON object")
     arch.set_defaults(run=_arch)
     return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--backend", choices=("auto", "mlx", "host"), help="where to run")
+    command.add_argument("--models-dir", metavar="PATH", help="a directory of model directories")
+    command.add_argument("--download", action="store_true", help="fetch the model from the Hugging Face hub if it is not on this machine")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _connect(options: argparse.Namespace, **settings: Any) -> InferenceClient:
+    """A client in this process, on the environment, the options that every command has, and `settings`; None leaves one as it is."""
+    common = {"MLXCEL_MODELS_DIR": options.models_dir, "MLXCEL_BACKEND": options.backend,
+              "MLXCEL_ALLOW_DOWNLOAD": "1" if options.download else None}
+    given = {name: str(value) for name, value in (common | settings).items() if value is not None}
+    return connect(Settings.from_env({**os.environ, "MLXCEL_TRANSPORT": "inference.transports.local.LocalClient", **given}))
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -80,14 +106,10 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def _embed(options: argparse.Namespace) -> int:
     if not options.prompt and not options.image:
         raise InvalidRequest("nothing to embed: give at least one -p TEXT")
-    env = {**os.environ, "MLXCEL_EMBEDDING_MODEL": options.model, "MLXCEL_TRANSPORT": "inference.transports.local.LocalClient"}
-    for name, value in (("MLXCEL_MODELS_DIR", options.models_dir), ("MLXCEL_EMBEDDING_MAX_LENGTH", options.max_length),
-                        ("MLXCEL_EMBEDDING_BATCH_SIZE", options.batch_size), ("MLXCEL_EMBEDDING_POOLING", options.pooling),
-                        ("MLXCEL_EMBEDDING_NORMALIZE", options.embd_normalize), ("MLXCEL_BACKEND", options.backend),
-                        ("MLXCEL_ALLOW_DOWNLOAD", "1" if options.download else None)):
-        if value is not None:
-            env[name] = str(value)
-    client = connect(Settings.from_env(env))
+    client = _connect(
+        options, MLXCEL_EMBEDDING_MODEL=options.model, MLXCEL_EMBEDDING_MAX_LENGTH=options.max_length,
+        MLXCEL_EMBEDDING_BATCH_SIZE=options.batch_size, MLXCEL_EMBEDDING_POOLING=options.pooling,
+        MLXCEL_EMBEDDING_NORMALIZE=options.embd_normalize)
     spec = client.describe("embedding")
     assert spec is not None
     if options.image and not spec.images:
@@ -119,6 +141,35 @@ def _embed(options: argparse.Namespace) -> int:
     return 0
 
 
+def _rerank(options: argparse.Namespace) -> int:
+    if not options.document and not options.image:
+        raise InvalidRequest("nothing to score: give at least one -d TEXT")
+    client = _connect(options, MLXCEL_EMBEDDING_MODEL="", MLXCEL_RERANKER_MODEL=options.model,
+                      MLXCEL_RERANK_MAX_LENGTH=options.max_length, MLXCEL_RERANK_BATCH_SIZE=options.batch_size)
+    spec = client.describe("reranker")
+    assert spec is not None
+    if not spec.images and (images := [*filter(None, [options.query_image]), *options.image]):
+        raise InvalidRequest(f"{images[0]} is an image, but {spec.id} does not accept images")
+    result = client.rerank(RerankJob(options.query, tuple(options.document), instruction=options.instruction,
+                                     raw_scores=options.raw_scores))
+    scores = _rounded(result.scores)
+    ranking = np.argsort(-result.scores, kind="stable")[:options.top_n].tolist()
+    if options.json:
+        shown = {"model": result.model, "kind": spec.scoring, "scores": scores, "ranking": ranking,
+                 "prompt_tokens": int(result.tokens.sum())}
+        print(json.dumps(shown | ({"truncated": list(result.truncated)} if result.truncated else {})))
+        return 0
+    for score in scores:
+        print(f"{score:.6g}")
+    for i in result.truncated:
+        print(f"note: document {i + 1} and the query are longer than {spec.max_length} tokens and were cut", file=sys.stderr)
+    print("\nranking:")
+    for rank, i in enumerate(ranking, 1):
+        text = " ".join(options.document[i].split())
+        print(f"{rank:>3}. {scores[i]:<12.6g} document {i + 1}: {text if len(text) <= 72 else text[:71] + '…'}")
+    return 0
+
+
 def _rounded(x: np.ndarray) -> Any:
     """f32 in its shortest decimal form, as nested lists."""
     return [_rounded(row) for row in x] if x.ndim > 1 else [float(str(value)) for value in x]
@@ -134,22 +185,28 @@ def _similarity(vectors: list[np.ndarray], multi_vector: bool) -> np.ndarray:
 
 
 def _arch(options: argparse.Namespace) -> int:
-    from . import families
+    from . import families, rerankers
     from .loader import choose_backend
 
     known = [
         {"family": name, "kind": "embedding", "model_types": list(module.MODEL_TYPES), "architectures": list(module.ARCHITECTURES),
          "pooling": module.Model.pooling, "about": (module.__doc__ or "").strip().splitlines()[0]}
         for module in dict.fromkeys(families.model_types().values()) for name in [module.__name__.rpartition(".")[2]]]
+    ways = [{"scoring": way.SCORING, "kind": "reranker", "model_types": list(way.MODEL_TYPES), "architectures": [way.ARCHITECTURES],
+             "instructions": way.INSTRUCTIONS, "about": (way.__doc__ or "").strip().splitlines()[0]} for way in rerankers.ways()]
     settings = Settings.from_env()
     backend = choose_backend(settings)
     if options.json:
-        print(json.dumps({"families": known, "rerankers": [], "backend": backend, "threads": settings.threads if backend == "host" else 1}))
+        print(json.dumps({"families": known, "rerankers": ways, "backend": backend, "threads": settings.threads if backend == "host" else 1}))
         return 0
+    width = max(len(entry["family"]) for entry in known)
     for entry in known:
-        print(f"{entry['family']:<12} embedding  model_type {', '.join(entry['model_types']):<24} pooling {entry['pooling']}")
-        print(f"{'':<12} {entry['about']}")
-    print(f"\nrerankers: none\nbackend: {backend}" + (f", {settings.threads} threads" if backend == "host" else ""))
+        print(f"{entry['family']:<{width}}  embedding  model_type {', '.join(entry['model_types']):<33} pooling {entry['pooling']}")
+        print(f"{'':<{width}}  {entry['about']}")
+    for way in ways:
+        print(f"{way['scoring']:<{width}}  reranker   model_type {', '.join(way['model_types'])}  ({', '.join(way['architectures'])})")
+        print(f"{'':<{width}}  {way['about']}")
+    print(f"\nbackend: {backend}" + (f", {settings.threads} threads" if backend == "host" else ""))
     return 0
 
 
