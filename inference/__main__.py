@@ -197,7 +197,8 @@ def _arch(options: argparse.Namespace) -> int:
     settings = Settings.from_env()
     backend = choose_backend(settings)
     if options.json:
-        print(json.dumps({"families": known, "rerankers": ways, "backend": backend, "threads": settings.threads if backend == "host" else 1}))
+        print(json.dumps({"families": known, "rerankers": ways, "backend": backend,
+                          "threads": settings.threads if backend == "host" else 1}))
         return 0
     width = max(len(entry["family"]) for entry in known)
     for entry in known:

@@ -134,7 +134,8 @@ def byte_pieces() -> Any:
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, merges))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    for word in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
+        tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False)])
     tokenizer.add_tokens(["<think>", "</think>"])
     return tokenizer
 
@@ -161,7 +162,8 @@ def make_pairing(pairing: Pairing, folder: Path, seed: int = 0) -> None:
         for query in QUERIES:
             for document in DOCUMENTS:
                 if classifier:
-                    encoded = tokenizer(query, document, truncation="longest_first", max_length=pairing.max_length, return_token_type_ids=True)
+                    encoded = tokenizer(query, document, truncation="longest_first", max_length=pairing.max_length,
+                                        return_token_type_ids=True)
                     row, kinds = encoded["input_ids"], encoded["token_type_ids"]
                     known = {"token_type_ids": torch.tensor([kinds])} if pairing.reference.startswith("Bert") else {}
                     logit = model(input_ids=torch.tensor([row]), **known).logits[0, 0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inference.__main__ import main
+from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES
 
 TEXTS = ["-p", "The weather is lovely today.", "-p", "It's so sunny outside!", "-p", "He drove to the stadium."]
 
@@ -69,9 +70,56 @@ def test_usage_errors(arguments):
 
 def test_arch(capsys):
     code, out, _ = run(capsys, "arch")
-    assert code == 0 and "bert" in out and "backend: " in out
+    assert code == 0 and "bert" in out and "generative_text" in out and "backend: " in out
     shown = json.loads(run(capsys, "arch", "--json")[1])
-    assert {"family", "kind", "model_types", "architectures", "pooling"} <= shown["families"][0].keys() and "rerankers" in shown
+    assert {"family", "kind", "model_types", "architectures", "pooling"} <= shown["families"][0].keys()
+    assert [(way["scoring"], way["instructions"]) for way in shown["rerankers"]] == [
+        ("generative_text", True), ("sequence_classifier", False)]
+    assert {"qwen3"} == set(shown["rerankers"][0]["model_types"]) and "modernbert" in shown["rerankers"][1]["model_types"]
+
+
+# rerank: tiny random models, whose scores are those of the reference
+
+PLANETS = ["-q", QUERIES[0], *(part for document in DOCUMENTS for part in ("-d", document)), "--backend", "host"]
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS[:1] + PAIRINGS[-1:], ids=lambda pairing: pairing.name)
+def test_scores_in_order_then_the_ranking(capsys, pairing):
+    options = ["rerank", "-m", str(pairing.folder), *PLANETS, *(["--instruction", pairing.instruction] if pairing.instruction else [])]
+    code, out, err = run(capsys, *options)
+    with np.load(pairing.folder / "reference.npz") as stored:
+        logits, lengths = stored["logits"][:len(DOCUMENTS)], stored["lengths"][:len(DOCUMENTS)]
+    probabilities = 1 / (1 + np.exp(-logits))
+    scores, ranking = out.split("\n\nranking:\n")
+    assert code == 0 and [float(line) for line in scores.splitlines()] == pytest.approx(probabilities.tolist(), abs=1e-5)
+    order = np.argsort(-probabilities, kind="stable").tolist()
+    assert [int(line.split("document ")[1].split(":")[0]) - 1 for line in ranking.splitlines()] == order
+    assert [f"note: document {i + 1} and" in err for i in range(len(DOCUMENTS))] == (lengths == pairing.max_length).tolist()
+
+    shown = json.loads(run(capsys, *options, "--json", "--top-n", "2", "--raw-scores")[1])
+    assert shown["scores"] == pytest.approx(logits.tolist(), abs=5e-5) and shown["ranking"] == order[:2]
+    assert (shown["model"], shown["kind"], shown["prompt_tokens"]) == (pairing.name, pairing.scoring, lengths.sum())
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "nothing to score: give at least one -d TEXT"),
+    (["-d", "a", "--image", "cat.png"], "cat.png is an image, but bert does not accept images"),
+    (["-d", "a", "--query-image", "cat.png"], "cat.png is an image, but bert does not accept images"),
+    (["-d", "a", "--instruction", "x"], "`instruction` is only supported by the generative rerankers")])
+def test_rerank_errors(capsys, arguments, message):
+    code, _, err = run(capsys, "rerank", "-m", str(PAIRINGS[0].folder), "-q", "x", *arguments)
+    assert code == 1 and err.startswith(f"error: {message}")
+
+
+def test_rerank_options_reach_the_model(capsys):
+    shown = json.loads(run(capsys, "rerank", "-m", "bert", "--models-dir", str(PAIRINGS[0].folder.parent), *PLANETS, "--json",
+                           "--max-length", "9", "--batch-size", "1")[1])
+    assert shown["prompt_tokens"] <= 9 * len(DOCUMENTS) and 0 in shown["truncated"]
+
+
+def test_an_embedder_is_no_reranker(capsys, minilm):
+    code, _, err = run(capsys, "rerank", "-m", str(minilm), "-q", "x", "-d", "y")
+    assert code == 1 and "Unsupported reranker model type `bert`" in err
 
 
 def test_it_runs_as_a_module():

@@ -396,7 +396,8 @@ def test_answers_have_to_be_single_tokens_of_the_vocabulary(tmp_path: Path) -> N
 def test_a_prompt_leaves_room(tmp_path: Path) -> None:
     scaffold = refusal(GENERATIVE[0].folder, rerank_max_length=100)
     assert scaffold.startswith("a limit of 100 tokens leaves no room for query and document: the prompt around them has ")
-    assert refusal(CLASSIFIERS[0].folder, rerank_max_length=4) == "a limit of 4 tokens leaves no room for a pair beside its special tokens (3)"
+    classifier = refusal(CLASSIFIERS[0].folder, rerank_max_length=4)
+    assert classifier == "a limit of 4 tokens leaves no room for a pair beside its special tokens (3)"
     assert rerank(client(CLASSIFIERS[0].folder, "host", rerank_max_length=5), "a b", ["c d"]).tokens.tolist() == [5]
 
 
@@ -439,9 +440,9 @@ def test_a_failing_pass_is_a_failure_of_reranking(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no")
 
     monkeypatch.setattr(running.engine, "_forward", broken)
-    with pytest.raises(InferenceFailed, match="^rerank inference failed: no$"):
+    with pytest.raises(InferenceFailed, match=r"^rerank inference failed: no$"):
         rerank(served, "a", ["b"])
     monkeypatch.setattr(running.engine, "_forward", lambda pairs: [np.full((1, 1), np.nan, np.float32) for _ in pairs])
-    with pytest.raises(InferenceFailed, match="^rerank inference returned an invalid numeric result$"):
+    with pytest.raises(InferenceFailed, match=r"^rerank inference returned an invalid numeric result$"):
         rerank(served, "a", ["b"])
     served.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .. import ops
 from ..batching import Batch, RopeSpec
@@ -126,7 +126,7 @@ class Classifier:
 
     def __init__(self, w: Weights, c: Config) -> None:
         self.model = Model(w, c)
-        self.pooling = c.classifier_pooling
+        self.pooling = cast(ops.Pooling, c.classifier_pooling)
         self.activation = ops.activation(c.classifier_activation)
         self.dense = w.linear("head.dense", c.hidden_size, c.hidden_size, bias=c.classifier_bias)
         self.norm = w.layer_norm("head.norm", c.hidden_size, c.norm_eps, bias=c.norm_bias)

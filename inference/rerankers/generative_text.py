@@ -79,7 +79,8 @@ def answers(opened: Opened) -> tuple[int, int]:
                                       "answers with one token")
             token = ids[0]
         if type(token) is not int or not 0 <= token < opened.config.vocab_size:
-            raise CheckpointError(f"the token id of {word!r} is {token!r}; expected one of the vocabulary, 0 to {opened.config.vocab_size - 1}")
+            raise CheckpointError(
+                f"the token id of {word!r} is {token!r}; expected one of the vocabulary, 0 to {opened.config.vocab_size - 1}")
         found.append(token)
     return found[0], found[1]
 
@@ -91,10 +92,8 @@ def load(opened: Opened) -> Forward:
 
     def forward(prompts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         shared = common_prefix(prompts) if model.shares else 0
-        if shared < SHARED:
-            logits = ops.numpy(model(Batch.of(prompts)))
-        else:
-            logits = ops.numpy(model(Batch.continuing(prompts, shared)))[1:]           # the first segment is what they share
+        batch = Batch.of(prompts) if shared < SHARED else Batch.continuing(prompts, shared)
+        logits = ops.numpy(model(batch))[-len(prompts):]                               # what they share is a segment too, the first
         return list(logits[:, :1] - logits[:, 1:])
 
     return forward
