@@ -6,20 +6,19 @@ accepted; what would silently give other vectors than were asked for (`late_chun
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from django.conf import settings
 
 from inference.client import InferenceClient
-from inference.errors import InvalidRequest, NotLoaded, UnsupportedCapability
+from inference.errors import InvalidRequest, UnsupportedCapability
+from inference.fields import Parser, anything, boolean, count, first, kind, malformed, mapping, read, served, short, signed, string
 from inference.wire import EmbedJob, Item, ModelSpec
 
 EncodingFormat = Literal["float", "base64"]
 
-NOT_LOADED = ("This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
-              "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.")
 FOREIGN_IDS = "If a LangChain OpenAIEmbeddings sent it, set check_embedding_ctx_length=False there: its ids are of another tokenizer"
 PART_FORMS = '{"type": "text", "text": "..."} or {"type": "image_url", "image_url": {"url": "..."}}'
 U32 = 2**32
@@ -53,41 +52,6 @@ class _Image:
     """An image part: no served family takes one."""
 
 
-# Types of fields. A parser returns the value or raises ValueError with what was expected.
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    return value
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _integer(least: int, below: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if type(value) is not int or not least <= value < below:
-            raise ValueError("a whole number of at least 0" if least == 0 else "a whole number")
-        return value
-    return parse
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    return value
-
-
-def _anything(value: Any) -> Any:
-    return value
-
-
-_count, _signed = _integer(0, 2**64), _integer(-2**31, 2**31)
-
-
 def _truncation(value: Any) -> bool | int | str:
     if isinstance(value, str) and value.upper() in ("NONE", "START", "END"):
         return value.upper()
@@ -102,27 +66,27 @@ def _direction(value: Any) -> str:
     return value.lower()
 
 
-EMBED_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "model": _string, "input": _anything, "encoding_format": _string, "dimensions": _count, "instruction": _string,
-    "embd_normalize": _signed, "user": _anything,
+EMBED_FIELDS: Mapping[str, Parser] = {
+    "model": string, "input": anything, "encoding_format": string, "dimensions": count, "instruction": string,
+    "embd_normalize": signed, "user": anything,
     # what other servers call them, or have besides
-    "encoding_type": _string, "embedding_type": _string, "output_dimension": _count, "output_dtype": _string,
-    "prompt_name": _string, "input_type": _string, "task": _string, "normalize": _boolean, "normalized": _boolean,
-    "truncate": _truncation, "truncation": _truncation, "truncate_prompt_tokens": _signed, "truncation_direction": _direction,
-    "late_chunking": _boolean, "modality": _anything, "timeout": _anything, "priority": _anything, "request_id": _anything,
+    "encoding_type": string, "embedding_type": string, "output_dimension": count, "output_dtype": string,
+    "prompt_name": string, "input_type": string, "task": string, "normalize": boolean, "normalized": boolean,
+    "truncate": _truncation, "truncation": _truncation, "truncate_prompt_tokens": signed, "truncation_direction": _direction,
+    "late_chunking": boolean, "modality": anything, "timeout": anything, "priority": anything, "request_id": anything,
 }
-SEARCH_FIELDS: Mapping[str, Callable[[Any], Any]] = {"query": _string, "limit": _signed, "filter": _object, "include_text": _boolean}
+SEARCH_FIELDS: Mapping[str, Parser] = {"query": string, "limit": signed, "filter": mapping, "include_text": boolean}
 
 
 def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:
     """A body of POST /v1/embeddings. Raises InvalidRequest (400), or NotLoaded (501) when no embedding model is served."""
     if isinstance(body, dict) and "input" not in body and "content" not in body:
         raise InvalidRequest('"input" or "content" must be provided', param="input")
-    fields = _fields(body, EMBED_FIELDS)
+    fields = read(body, EMBED_FIELDS, strict=settings.STRICT_FIELDS)
     if fields.get("input") is None:
-        raise _malformed("missing field `input`" if "input" not in fields else "`input` must not be null", "input")
+        raise malformed("missing field `input`" if "input" not in fields else "`input` must not be null", "input")
     items = _items(fields["input"])
-    model = _model(fields.get("model"), client)
+    model = served(client, "embedding", fields.get("model"), accept_any=settings.ACCEPT_ANY_MODEL)
     encoding = _encoding_format(fields)
     dimensions = _dimensions(fields, model)
     return EmbedRequest(
@@ -134,47 +98,8 @@ def parse_search(body: object) -> SearchRequest:
     """A body of POST /collections/{name}/search; the values are judged where the search is."""
     if isinstance(body, dict) and body.get("query") is None:
         raise InvalidRequest('"query" must be provided', param="query")
-    fields = {name: value for name, value in _fields(body, SEARCH_FIELDS).items() if value is not None}
+    fields = {name: value for name, value in read(body, SEARCH_FIELDS, strict=settings.STRICT_FIELDS).items() if value is not None}
     return SearchRequest(**fields)
-
-
-def _malformed(detail: str, param: str | None = None) -> InvalidRequest:
-    return InvalidRequest(f"invalid request body: {detail}", param=param)
-
-
-def _fields(body: object, known: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Known fields of the right type, in the table's order; null stays None. Unknown ones are dropped, or refused by a strict server."""
-    if not isinstance(body, dict):
-        raise _malformed(f"expected an object, got {_kind(body)}")
-    if settings.STRICT_FIELDS and (unknown := [name for name in body if name not in known]):
-        raise _malformed(f"unknown field `{_short(unknown[0])}`; this server takes {', '.join(known)}", unknown[0])
-    fields = {}
-    for name, parse in known.items():
-        if name in body:
-            try:
-                fields[name] = None if body[name] is None else parse(body[name])
-            except ValueError as error:
-                raise _malformed(f"`{name}` must be {error}, got {_kind(body[name])}", name) from None
-    return fields
-
-
-def _kind(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return f"the number {value:.40g}" if isinstance(value, float) else f"the number {value}"
-        case str():
-            return f'the string "{_short(value)}"'
-        case list():
-            return "a list"
-    return "an object"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _items(value: Any) -> list[str | tuple[int, ...] | _Image]:
@@ -182,8 +107,8 @@ def _items(value: Any) -> list[str | tuple[int, ...] | _Image]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise _malformed("`input` must be a string, a list of strings, a list of token ids, a list of lists of token ids, "
-                         f"or a list of parts; got {_kind(value)}", "input")
+        raise malformed("`input` must be a string, a list of strings, a list of token ids, a list of lists of token ids, "
+                         f"or a list of parts; got {kind(value)}", "input")
     kinds = set(map(type, value))
     if kinds <= {int}:
         return [_token_ids(value, "input")]
@@ -195,18 +120,18 @@ def _items(value: Any) -> list[str | tuple[int, ...] | _Image]:
         return [_part(part, f"input[{i}]") for i, part in enumerate(value)]
     first = type(value[0])
     odd = next((i for i, element in enumerate(value) if type(element) is not first), 0)
-    against = f" after {_kind(value[0])}" if odd else ""
-    raise _malformed("the elements of `input` must be all strings, all token ids, all lists of token ids, or all parts; "
-                     f"input[{odd}] is {_kind(value[odd])}{against}", "input")
+    against = f" after {kind(value[0])}" if odd else ""
+    raise malformed("the elements of `input` must be all strings, all token ids, all lists of token ids, or all parts; "
+                     f"input[{odd}] is {kind(value[odd])}{against}", "input")
 
 
 def _token_ids(ids: list[Any], where: str) -> tuple[int, ...]:
     if not set(map(type, ids)) <= {int}:
         odd = next(i for i, element in enumerate(ids) if type(element) is not int)
-        raise _malformed(f"{where}[{odd}] must be a token id, got {_kind(ids[odd])}", "input")
+        raise malformed(f"{where}[{odd}] must be a token id, got {kind(ids[odd])}", "input")
     if ids and (min(ids) < 0 or max(ids) >= U32):
         odd = next(i for i, element in enumerate(ids) if not 0 <= element < U32)
-        raise _malformed(f"{where}[{odd}] must be a token id, a whole number from 0 to {U32 - 1}, got {ids[odd]}", "input")
+        raise malformed(f"{where}[{odd}] must be a token id, a whole number from 0 to {U32 - 1}, got {ids[odd]}", "input")
     return tuple(ids)
 
 
@@ -216,45 +141,24 @@ def _part(part: dict[str, Any], where: str) -> str | _Image:
             return text
         case {"type": "image_url", "image_url": {"url": str()}}:
             return _Image()
-    raise _malformed(f"{where} must be {PART_FORMS}", "input")
-
-
-def _model(name: str | None, client: InferenceClient) -> ModelSpec:
-    model = client.describe("embedding", name)
-    if model is not None:
-        return model
-    default = client.describe("embedding")
-    if default is None:
-        raise NotLoaded(NOT_LOADED)
-    if settings.ACCEPT_ANY_MODEL:
-        return default
-    served = [model.id for model in client.models() if model.kind == "embedding"]
-    which = f"the served embedding model `{default.id}`"
-    if len(served) > 1:
-        which = f"a served embedding model: `{'`, `'.join(served)}`"
-    raise InvalidRequest(f"model `{_short(name or '')}` is not {which}", param="model", code="model_not_found")
-
-
-def _first(fields: dict[str, Any], *names: str) -> tuple[str, Any]:
-    """The first of these fields that is there, and its value; (names[0], None) when none is."""
-    return next(((name, fields[name]) for name in names if fields.get(name) is not None), (names[0], None))
+    raise malformed(f"{where} must be {PART_FORMS}", "input")
 
 
 def _encoding_format(fields: dict[str, Any]) -> EncodingFormat:
-    name, value = _first(fields, "encoding_format", "encoding_type", "embedding_type")
+    name, value = first(fields, "encoding_format", "encoding_type", "embedding_type")
     dtype = fields.get("output_dtype")
     if dtype is not None and dtype != "float":
-        raise UnsupportedCapability(f"unsupported output_dtype `{_short(dtype)}`; expected `float`", param="output_dtype")
+        raise UnsupportedCapability(f"unsupported output_dtype `{short(dtype)}`; expected `float`", param="output_dtype")
     match (value or "").strip():
         case "" | "float":
             return "float"
         case "base64":
             return "base64"
-    raise InvalidRequest(f"unsupported {name} `{_short(value.strip())}`; expected `float` or `base64`", param=name)
+    raise InvalidRequest(f"unsupported {name} `{short(value.strip())}`; expected `float` or `base64`", param=name)
 
 
 def _dimensions(fields: dict[str, Any], model: ModelSpec) -> int | None:
-    name, value = _first(fields, "dimensions", "output_dimension")
+    name, value = first(fields, "dimensions", "output_dimension")
     if value is not None and not 1 <= value <= model.dims:
         raise InvalidRequest(f"`{name}` must be between 1 and {model.dims} for this model, got {value}", param=name)
     return value  # type: ignore[no-any-return]
@@ -277,7 +181,7 @@ def _checked(items: list[str | tuple[int, ...] | _Image], model: ModelSpec) -> l
 
 def _prompt(fields: dict[str, Any], model: ModelSpec) -> str:
     """The checkpoint's prompt for what the caller says the texts are; none where the checkpoint has none for it."""
-    _, value = _first(fields, "prompt_name", "input_type", "task")
+    _, value = first(fields, "prompt_name", "input_type", "task")
     if value is None:
         return ""
     alike = next((names for names in (QUERY, DOCUMENT) if value.lower() in names), ())
@@ -294,7 +198,7 @@ def _normalize(fields: dict[str, Any], model: ModelSpec) -> float | None:
         raise InvalidRequest(
             f"embd_normalize {value} is out of domain: pass -1 for no normalization, 0 for the max-absolute int16 rescale, 1 for taxicab, "
             "2 for euclidean, or a value above 2 for that p-norm", param="embd_normalize")
-    _, wanted = _first(fields, "normalize", "normalized")
+    _, wanted = first(fields, "normalize", "normalized")
     if value is not None or wanted is None:
         return None if value is None else float(value)
     return -1.0 if not wanted else None if model.normalize != -1 else 2.0
@@ -309,6 +213,6 @@ def _truncate(fields: dict[str, Any], model: ModelSpec) -> bool:
         if type(value) is int and value != -1 and value < model.max_length:
             raise UnsupportedCapability(
                 f"`{name}` {value} is below the model's limit of {model.max_length} tokens, which is where inputs are cut", param=name)
-    _, value = _first(fields, "truncate", "truncation")
+    _, value = first(fields, "truncate", "truncation")
     refused = value is False or value in ("NONE", "START")
     return not refused and fields.get("truncation_direction") != "left"

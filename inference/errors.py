@@ -19,6 +19,7 @@
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -108,3 +109,24 @@ class CheckpointError(ServiceError):
 
 class ModelNotFound(CheckpointError):
     pass
+
+
+_NONE = {
+    "embedding": "This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
+                 "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",
+    "reranker": "This server does not support reranking. Start it with `manage.py serve --reranker-model MODEL`, "
+                "or set MLXCEL_RERANKER_MODEL to a directory or a Hugging Face id.",
+}
+_NAMES = {"embedding": "embedding model", "reranker": "reranker"}
+
+
+def no_model(kind: str, why: str = "") -> NotLoaded:
+    """No model of this kind is served."""
+    return NotLoaded(_NONE[kind] + (f" {why}" if why else ""))
+
+
+def wrong_model(kind: str, name: str, served: Sequence[str]) -> InvalidRequest:
+    """None of the models served, of which there is at least one, answers to `name`."""
+    name = name if len(name) <= 80 else f"{name[:79]}…"
+    which = f"the served {_NAMES[kind]} `{served[0]}`" if len(served) == 1 else f"a served {_NAMES[kind]}: `{'`, `'.join(served)}`"
+    return InvalidRequest(f"model `{name}` is not {which}", param="model", code="model_not_found")

@@ -422,7 +422,7 @@ def test_both_kinds_side_by_side(minilm: Path) -> None:
     assert rerank(served, "a", DOCUMENTS, "  ").model == "bert"
     asked = rerank(served, "a", DOCUMENTS, "Find what is far", model="qwen3-tied")
     assert np.abs(asked.scores - rerank(served, "a", DOCUMENTS, model="qwen3-tied").scores).max() > 1e-4
-    with pytest.raises(InvalidRequest, match="model `x` is not the served reranker `bert`, `qwen3-tied`"):
+    with pytest.raises(InvalidRequest, match="model `x` is not a served reranker: `bert`, `qwen3-tied`"):
         rerank(served, "a", ["b"], model="x")
     with pytest.raises(TimedOut, match=r"^Rerank request timed out\. Please try again later\.$"):
         rerank(served, "a " * 50, ["b " * 400] * 50, model="qwen3-tied", timeout=0.0)

@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..config import Settings
 from ..embedder import Embedder
-from ..errors import InvalidRequest, NotLoaded, ServiceError
+from ..errors import ServiceError, no_model, wrong_model
 from ..loader import open_checkpoint
 from ..opened import Opened
 from ..reranker import Reranker
@@ -18,15 +18,6 @@ from ..resolve import resolve
 from ..wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
 log = logging.getLogger(__name__)
-
-UNSUPPORTED: dict[Kind, str] = {
-    "embedding": "This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
-                 "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",
-    "reranker": "This server does not support reranking. Start it with `manage.py serve --reranker-model MODEL`, "
-                "or set MLXCEL_RERANKER_MODEL to a directory or a Hugging Face id.",
-}
-NAMES: dict[Kind, str] = {"embedding": "embedding model", "reranker": "reranker"}
-
 
 @dataclass
 class _Served:
@@ -112,7 +103,7 @@ class LocalClient:
         opened = [served for served in candidates if self._open(served)]
         if not opened:
             reasons = "; ".join(served.error.message for served in candidates if served.error)
-            raise NotLoaded(UNSUPPORTED[kind] + (f" The configured model cannot be opened: {reasons}" if reasons else ""))
+            raise no_model(kind, f"The configured model cannot be opened: {reasons}" if reasons else "")
         return next((served for served in opened if model is None or self._spec(served).answers_to(model)), None)
 
     def _embedder(self, model: str | None) -> Embedder:
@@ -122,8 +113,7 @@ class LocalClient:
 
     def _running(self, kind: Kind, model: str | None) -> Embedder | Reranker:
         if (found := self._find(kind, model)) is None:
-            names = "`, `".join(spec.id for spec in self.models() if spec.kind == kind)
-            raise InvalidRequest(f"model `{model}` is not the served {NAMES[kind]} `{names}`", param="model")
+            raise wrong_model(kind, model or "", [spec.id for spec in self.models() if spec.kind == kind])
         return self._start(found)
 
     def _start(self, served: _Served) -> Embedder | Reranker:
