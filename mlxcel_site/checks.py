@@ -45,7 +45,15 @@ def check_api_keys(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMes
     return []
 
 
+@register()
+def check_document_shape(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    shape = settings.RERANK_DOCUMENT_SHAPE
+    if shape in ("verbatim", "object"):
+        return []
+    return [Error(f"MLXCEL_RERANK_DOCUMENT_SHAPE={shape!r}: expected verbatim or object", id="mlxcel.E004")]
+
+
 def require_sound_configuration() -> None:
     """Raises ImproperlyConfigured: a WSGI server does not run Django's checks."""
-    if found := [*check_model_settings(None), *check_api_keys(None)]:
+    if found := [*check_model_settings(None), *check_api_keys(None), *check_document_shape(None)]:
         raise ImproperlyConfigured("; ".join(f"{message.msg} ({message.hint})" if message.hint else str(message.msg) for message in found))

@@ -5,7 +5,8 @@ from typing import Any
 
 from drf_spectacular.utils import extend_schema
 
-from embeddings.schema import SCHEMAS
+from embeddings.schema import SCHEMAS as EMBEDDINGS
+from rerank.schema import SCHEMAS as RERANK
 
 STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 MODEL = {
@@ -19,7 +20,7 @@ MODEL = {
         "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed"]},
         "meta": {"type": "object", "additionalProperties": True,
                  "description": "family, dims, max_length, vocab_size, pooling, normalize, multi_vector, prompts, backend, precision, "
-                                "parameters, size (bytes), revision"},
+                                "parameters, size (bytes), revision, scoring (of a reranker)"},
     }}
 MODELS = {"type": "object", "required": ["object", "data"],
           "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
@@ -75,7 +76,7 @@ def _error_response(status: int) -> dict[str, Any]:
 def complete(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where it wants a key, and 500."""
     components = result["components"]
-    components.setdefault("schemas", {}).update({**SCHEMAS, "Model": MODEL, "ModelList": MODELS, "Error": ERROR})
+    components.setdefault("schemas", {}).update({**EMBEDDINGS, **RERANK, "Model": MODEL, "ModelList": MODELS, "Error": ERROR})
     components["responses"] = {ERRORS[status][0]: _error_response(status) for status in sorted(ERRORS)}
     for path in result["paths"].values():
         for operation in path.values():

@@ -11,7 +11,7 @@ from django.core.checks.urls import check_url_config
 
 from inference.client import InferenceClient, get_client
 from inference.errors import ServiceError
-from inference.wire import EmbedJob, ModelSpec
+from inference.wire import EmbedJob, ModelSpec, RerankJob
 
 
 def create() -> Callable[..., Iterable[bytes]]:
@@ -34,16 +34,19 @@ def create() -> Callable[..., Iterable[bytes]]:
 
 
 def load_models(client: InferenceClient) -> None:
-    """Loads every configured model and has each embed a word: kernels get compiled, and a broken model shows now, not to a caller."""
+    """Loads every configured model and has each work on a word: kernels get compiled, and a broken model shows now, not to a caller."""
     started = time.perf_counter()
     print("Loading models ...", flush=True)
     client.load()
-    for model in (model for model in client.models() if model.kind == "embedding"):
-        client.embed(EmbedJob(items=("ready",), model=model.id))
-        print(f"  {model.id}: {_summary(client.describe('embedding', model.id) or model)}", flush=True)
+    for model in client.models():
+        if model.kind == "embedding":
+            client.embed(EmbedJob(items=("ready",), model=model.id))
+        else:
+            client.rerank(RerankJob(query="ready", documents=("ready",), model=model.id))
+        print(f"  {model.id}: {_summary(client.describe(model.kind, model.id) or model)}", flush=True)
     print(f"Ready after {time.perf_counter() - started:.1f} s.", flush=True)
 
 
 def _summary(model: ModelSpec) -> str:
-    facts = (f"{model.dims} dimensions", f"{model.max_length} tokens", f"{model.pooling} pooling", model.backend, model.precision)
-    return ", ".join(fact for fact in facts if fact)
+    gives = (f"{model.dims} dimensions", f"{model.pooling} pooling") if model.kind == "embedding" else ("reranker", model.scoring)
+    return ", ".join(fact for fact in (gives[0], f"{model.max_length} tokens", gives[1], model.backend, model.precision) if fact)

@@ -30,10 +30,11 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_REDIRECT_EXEMPT = [r"^(v1/)?health(/ready)?/?$"]
 X_FRAME_OPTIONS = "DENY"
 
-# Who may call the API (mlxcel_site/auth.py) and what it accepts (embeddings/parsing.py).
+# Who may call the API (mlxcel_site/auth.py), what it accepts and how it answers (embeddings/ and rerank/: parsing.py, rendering.py).
 API_KEYS = env.str("MLXCEL_API_KEYS", default="")
 API_KEY_FILE = env.str("MLXCEL_API_KEY_FILE", default="")
 STRICT_FIELDS = env.bool("MLXCEL_STRICT_FIELDS", default=False)
+RERANK_DOCUMENT_SHAPE = env.str("MLXCEL_RERANK_DOCUMENT_SHAPE", default="verbatim")     # or "object": {"text": ...} for every document
 ACCEPT_ANY_MODEL = env.bool("MLXCEL_ACCEPT_ANY_MODEL", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024 * 1024
 
@@ -50,6 +51,7 @@ INSTALLED_APPS = [
     "django_structlog",
     "mlxcel_site",
     "embeddings",
+    "rerank",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -109,11 +111,12 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "mlxcel",
-    "DESCRIPTION": "Embeddings and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: "
-                   "point any OpenAI client at `/v1`.",
+    "DESCRIPTION": "Embeddings, reranking and retrieval on your own machine. `/v1/embeddings` speaks OpenAI's language: "
+                   "point any OpenAI client at `/v1`. `/v1/rerank` speaks Jina's and Cohere's, and text-embeddings-inference's.",
     "VERSION": "0.1.0",
     "TAGS": [
         {"name": "Embeddings", "description": "Texts into vectors."},
+        {"name": "Reranking", "description": "Documents in the order of their relevance to a query."},
         {"name": "Collections", "description": "Stored documents, and search over them."},
         {"name": "Models", "description": "What is served."},
         {"name": "Health", "description": "For load balancers and supervisors."},

@@ -8,6 +8,7 @@ from .views import Health, Models, OneModel, Ready, home
 urlpatterns = [
     path("", home, name="home"),
     path("", include("embeddings.urls")),
+    path("", include("rerank.urls")),
     path("v1/models", Models.as_view()),
     path("v1/models/<path:model>", OneModel.as_view()),
     path("models", Models.as_view(schema=None)),

@@ -35,7 +35,7 @@ def describe(model: ModelSpec) -> dict[str, Any]:
             "family": model.family, "dims": model.dims, "max_length": model.max_length, "vocab_size": model.vocab_size,
             "pooling": model.pooling, "normalize": model.normalize, "multi_vector": model.multi_vector, "prompts": dict(model.prompts),
             "backend": model.backend, "precision": model.precision, "parameters": model.parameters, "size": model.bytes,
-            "revision": model.revision}}
+            "revision": model.revision, **({"scoring": model.scoring} if model.scoring else {})}}
 
 
 def find_model(client: InferenceClient, name: str) -> ModelSpec:

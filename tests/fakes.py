@@ -17,24 +17,27 @@ SPEC = ModelSpec(
     id="fake-8", aliases=("tests/fake-8",), kind="embedding", family="fake", revision="", weights_hash="0" * 64, dims=8, max_length=32,
     vocab_size=1000, pooling="mean", normalize=2.0, prompts={"query": "query: ", "document": "passage: "}, backend="fake",
     precision="f32", state="ready", parameters=8, bytes=32)
+RERANKER = replace(SPEC, id="fake-reranker", aliases=("tests/fake-reranker",), kind="reranker", dims=1, pooling="", normalize=-1.0,
+                   prompts={}, scoring="sequence_classifier")
 
 
 @dataclass
 class FakeClient:
-    """One token a word plus two special ones. Set `fail` to have every `embed` raise it; `jobs` records what was asked."""
+    """One token a word plus special ones. Set `fail` to have every `embed` and `rerank` raise it; `jobs` and `reranked` record what
+    was asked. There is no reranker unless `reranker` is set."""
 
     settings: Settings = field(default_factory=Settings)
     spec: ModelSpec | None = SPEC
     fail: ServiceError | None = None
     jobs: list[EmbedJob] = field(default_factory=list)
+    reranker: ModelSpec | None = None
+    reranked: list[RerankJob] = field(default_factory=list)
 
     def models(self) -> list[ModelSpec]:
-        return [self.spec] if self.spec else []
+        return [spec for spec in (self.spec, self.reranker) if spec]
 
     def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None:
-        if self.spec is None or self.spec.kind != kind or (model is not None and not self.spec.answers_to(model)):
-            return None
-        return self.spec
+        return next((spec for spec in self.models() if spec.kind == kind and (model is None or spec.answers_to(model))), None)
 
     def embed(self, job: EmbedJob) -> EmbedResult:
         self.jobs.append(job)
@@ -51,14 +54,17 @@ class FakeClient:
             truncated=tuple(np.flatnonzero(lengths > tokens).tolist()))
 
     def rerank(self, job: RerankJob) -> RerankResult:
-        """The share of the query's words that a document has."""
+        """The share of the query's words that a document has; ten times that as a logit."""
+        self.reranked.append(job)
         if self.fail:
             raise self.fail
-        assert self.spec is not None
+        assert self.reranker is not None
         words = set(job.query.lower().split())
         scores = [len(words & set(d.lower().split())) / max(len(words), 1) for d in job.documents]
-        tokens = [len(job.query.split()) + len(d.split()) + 3 for d in job.documents]
-        return RerankResult(self.spec.id, np.array(scores, np.float32), np.array(tokens, np.int32))
+        lengths = np.array([len(job.query.split()) + len(d.split()) + 3 for d in job.documents], np.int32)
+        tokens = np.minimum(lengths, self.reranker.max_length).astype(np.int32)
+        return RerankResult(self.reranker.id, np.array(scores, np.float32) * (10 if job.raw_scores else 1), tokens,
+                            tuple(np.flatnonzero(lengths > tokens).tolist()))
 
     def split(self, texts: Sequence[str], tokens: int, overlap: int = 0, *, prompt: str = "", model: str | None = None) -> list[list[Span]]:
         return [self._split(text, max(tokens - 2, 1), overlap) for text in texts]

@@ -34,6 +34,7 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080)")
         parser.add_argument("--model", action="append", metavar="MODEL",
                             help="embedding model: a directory or a Hugging Face id; may be repeated")
+        parser.add_argument("--reranker-model", action="append", metavar="MODEL", help="reranker, likewise; may be repeated")
         parser.add_argument("--alias", action="append", metavar="NAME=MODEL", help="another name for a model; may be repeated")
         parser.add_argument("--api-key", action="append", metavar="KEY",
                             help="key callers have to send; may be repeated. Others on this machine can see it in the list of processes: "
@@ -79,6 +80,8 @@ def _to_environment(options: dict[str, Any]) -> None:
     """The web process starts afresh and reads only the environment."""
     if options["model"]:
         os.environ["MLXCEL_EMBEDDING_MODEL"] = ",".join(options["model"])
+    if options["reranker_model"]:
+        os.environ["MLXCEL_RERANKER_MODEL"] = ",".join(options["reranker_model"])
     if options["alias"]:
         os.environ["MLXCEL_MODEL_ALIASES"] = ",".join(options["alias"])
     if options["api_key"]:
