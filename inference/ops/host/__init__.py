@@ -6,18 +6,25 @@ the same to the bit whatever stands beside it.
 """
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..rules import check_ids
-from .blas import matmul, single_threaded
+from . import blas
 from .convolution import Depthwise
-from .mixing import attention, rope
-from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, relu, silu, tanh
+from .pointwise import relu, tanh
 from .reading import dequantize, load, read
+
+try:
+    from .fast import LayerNorm, RMSNorm, attention, gelu, gelu_tanh, mean, rope, silu
+except ImportError:                                        # no numba, or a processor it has no kernels for
+    from .mixing import attention, mean, rope
+    from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, silu
 
 if TYPE_CHECKING:
     from ...batching import Segments
@@ -32,33 +39,51 @@ TENSOR = np.ndarray
 Quantised = tuple[np.ndarray, np.ndarray, int, int]        # scales, biases, bits, group size
 
 
-def prepare() -> None:
-    single_threaded()
+_provider: blas.Provider
+
+
+def prepare(name: str = "auto", precision: blas.Precision = "f32") -> tuple[str, str]:
+    """Chooses who multiplies matrices for the weights that are read from now on; says who it is and in which precision."""
+    global _provider
+    _provider = blas.choose(name, precision)
+    return _provider.name, _provider.precision
 
 
 # ---- what Weights hands out
 
 class Linear:
+    """The weight is put into the provider's form at the first call, since some are only parts of a joined one."""
+
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, quantised: Quantised | None = None) -> None:
-        self.weight, self.bias = dequantize(weight, *quantised) if quantised else weight, bias
+        self.weight: np.ndarray | None = dequantize(weight, *quantised) if quantised else weight
+        self.bias, self.provider = bias, _provider
+        self._lock = threading.Lock()
+
+    @cached_property
+    def product(self) -> blas.Product:
+        with self._lock:
+            if self.weight is None:
+                return self.product
+            ready = self.__dict__["product"] = self.provider.product(self.weight, self.bias)
+            self.weight = None
+            return ready
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        y = matmul(x, self.weight)
-        if self.bias is not None:
-            y += self.bias
-        return y
+        return self.product(x)
 
 
 class Linears:
     """The weights stand in one array, so that one product serves all; the results are views of its columns."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        edges = np.cumsum([0, *(len(part.weight) for part in parts)]).tolist()
+        weights = [part.weight for part in parts if part.weight is not None]
+        edges = np.cumsum([0, *map(len, weights)]).tolist()
         self.parts = [slice(a, b) for a, b in pairwise(edges)]
         bias = None
         if any(part.bias is not None for part in parts):
-            bias = np.concatenate([np.zeros(len(part.weight), F32) if part.bias is None else part.bias for part in parts])
-        self.joined = Linear(np.concatenate([part.weight for part in parts]), bias)
+            bias = np.concatenate([np.zeros(len(w), F32) if part.bias is None else part.bias
+                                   for w, part in zip(weights, parts, strict=True)])
+        self.joined = Linear(np.concatenate(weights), bias)
 
     def __call__(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         y = self.joined(x)
@@ -68,13 +93,14 @@ class Linears:
 class Embedding:
     def __init__(self, weight: np.ndarray, quantised: Quantised | None = None) -> None:
         self.weight = dequantize(weight, *quantised) if quantised else weight
+        self.provider = _provider
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         check_ids(ids, len(self.weight))
         return np.take(self.weight, ids, 0)
 
     def logits(self, x: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        return matmul(x, self(np.asarray(ids)))
+        return self.provider.product(self(np.asarray(ids)), None)(x)
 
 
 # ---- ops
@@ -113,10 +139,7 @@ def pool(x: np.ndarray, segments: Segments, mode: str) -> np.ndarray:
         return np.take(x, segments.first if mode == "cls" else segments.last, 0)
     if mode == "max":
         return np.asarray(np.maximum.reduceat(x, segments.first))
-    out = np.empty((segments.count, x.shape[-1]), F32)
-    for b in range(segments.count):
-        np.mean(x[segments.rows(b)], 0, out=out[b])
-    return out
+    return mean(x, segments)
 
 
 def l2_normalize(x: np.ndarray) -> np.ndarray:
