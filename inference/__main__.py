@@ -135,7 +135,7 @@ def _similarity(vectors: list[np.ndarray], multi_vector: bool) -> np.ndarray:
 
 def _arch(options: argparse.Namespace) -> int:
     from . import families
-    from .loader import choose_backend
+    from .loader import choose_backend, host
 
     known = [
         {"family": name, "kind": "embedding", "model_types": list(module.MODEL_TYPES), "architectures": list(module.ARCHITECTURES),
@@ -143,13 +143,16 @@ def _arch(options: argparse.Namespace) -> int:
         for module in dict.fromkeys(families.model_types().values()) for name in [module.__name__.rpartition(".")[2]]]
     settings = Settings.from_env()
     backend = choose_backend(settings)
+    provider = host(settings).provider() if backend == "host" else None
+    threads = settings.threads if provider else 1
+    arithmetic = {"provider": provider.name, "precision": provider.precision} if provider else {}
     if options.json:
-        print(json.dumps({"families": known, "rerankers": [], "backend": backend, "threads": settings.threads if backend == "host" else 1}))
+        print(json.dumps({"families": known, "rerankers": [], "backend": backend, "threads": threads} | arithmetic))
         return 0
     for entry in known:
         print(f"{entry['family']:<12} embedding  model_type {', '.join(entry['model_types']):<24} pooling {entry['pooling']}")
         print(f"{'':<12} {entry['about']}")
-    print(f"\nrerankers: none\nbackend: {backend}" + (f", {settings.threads} threads" if backend == "host" else ""))
+    print(f"\nrerankers: none\nbackend: {backend}" + (f", {threads} thread{'s' * (threads > 1)}, {provider.name}, {provider.precision}" if provider else ""))
     return 0
 
 

@@ -7,6 +7,7 @@ the same to the bit whatever stands beside it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle", "silu", "split", "tanh",
 ]
 
 F32 = np.float32
@@ -39,25 +40,54 @@ TENSOR = np.ndarray
 Quantised = tuple[np.ndarray, np.ndarray, int, int]        # scales, biases, bits, group size
 
 
-_provider: blas.Provider
+_provider: blas.Provider | None = None
 
 
-def prepare(name: str = "auto", precision: blas.Precision = "f32") -> tuple[str, str]:
-    """Chooses who multiplies matrices for the weights that are read from now on; says who it is and in which precision."""
+class _Unsettled(threading.local):
+    """What this thread has read: another one may be in the middle of joining its own."""
+
+    def __init__(self) -> None:
+        self.linears: weakref.WeakSet[Linear] = weakref.WeakSet()
+
+
+_unsettled = _Unsettled()
+
+
+def prepare(library: str | None = None, precision: blas.Precision | None = None) -> None:
+    """Chooses who multiplies matrices for the weights that are read from now on; what is not given stays as it is."""
     global _provider
-    _provider = blas.choose(name, precision)
-    return _provider.name, _provider.precision
+    if _provider is None or (library, precision) != (None, None):
+        _provider = blas.choose(library or "auto", precision or "f32")
+
+
+def settle() -> None:
+    """Puts every weight this thread has read into the form it is multiplied in, so that no request has to wait for it."""
+    for linear in list(_unsettled.linears):
+        _ = linear.product
+
+
+def provider() -> blas.Provider:
+    assert _provider is not None, "a backend is opened by ops.backend"
+    return _provider
 
 
 # ---- what Weights hands out
 
 class Linear:
-    """The weight is put into the provider's form at the first call, since some are only parts of a joined one."""
+    """The weight is put into the provider's form by `settle`, or at the first call: some are only parts of a joined one."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, quantised: Quantised | None = None) -> None:
         self.weight: np.ndarray | None = dequantize(weight, *quantised) if quantised else weight
-        self.bias, self.provider = bias, _provider
+        self.bias, self.provider = bias, provider()
         self._lock = threading.Lock()
+        _unsettled.linears.add(self)
+
+    def take(self) -> np.ndarray:
+        """The weight, for a joined product; this one is of no further use."""
+        assert self.weight is not None
+        weight, self.weight = self.weight, None
+        _unsettled.linears.discard(self)
+        return weight
 
     @cached_property
     def product(self) -> blas.Product:
@@ -66,6 +96,7 @@ class Linear:
                 return self.product
             ready = self.__dict__["product"] = self.provider.product(self.weight, self.bias)
             self.weight = None
+            _unsettled.linears.discard(self)
             return ready
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -76,7 +107,7 @@ class Linears:
     """The weights stand in one array, so that one product serves all; the results are views of its columns."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        weights = [part.weight for part in parts if part.weight is not None]
+        weights = [part.take() for part in parts]
         edges = np.cumsum([0, *map(len, weights)]).tolist()
         self.parts = [slice(a, b) for a, b in pairwise(edges)]
         bias = None
@@ -93,7 +124,7 @@ class Linears:
 class Embedding:
     def __init__(self, weight: np.ndarray, quantised: Quantised | None = None) -> None:
         self.weight = dequantize(weight, *quantised) if quantised else weight
-        self.provider = _provider
+        self.provider = provider()
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         check_ids(ids, len(self.weight))
