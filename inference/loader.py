@@ -101,15 +101,16 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
 def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
     """How an engine runs this model: MLX arrays belong to one thread, numpy's to none."""
     rows = settings.rerank_batch_size if opened.spec.kind == "reranker" else settings.batch_size
-    return {
-        "workers": settings.threads if opened.backend == "host" else 1, "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
+    own = {"workers": settings.threads, "anywhere": True, "around": host(settings).pack} if opened.backend == "host" else {"workers": 1}
+    return own | {
+        "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
         "pack_rows": rows or None, "queue_depth": settings.queue_depth}
 
 
 def host(settings: Settings) -> ModuleType:
     """The host backend as the settings want it. ConfigError where this machine cannot."""
     os.environ.setdefault("NUMBA_CACHE_DIR", str(settings.cache_dir / "kernels"))     # numba reads it when it is imported
-    return ops.backend("host", library=settings.host_blas, precision=settings.host_precision)
+    return ops.backend("host", library=settings.host_blas, precision=settings.host_precision, threads=settings.threads)
 
 
 def load(opened: Opened) -> Forward:

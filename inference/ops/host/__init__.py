@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..rules import check_ids
-from . import blas
+from . import blas, team
 from .convolution import Depthwise
 from .pointwise import relu, tanh
 from .reading import dequantize, load, read
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle", "silu", "split", "tanh",
 ]
 
 F32 = np.float32
@@ -53,9 +53,12 @@ class _Unsettled(threading.local):
 _unsettled = _Unsettled()
 
 
-def prepare(library: str | None = None, precision: blas.Precision | None = None) -> None:
-    """Chooses who multiplies matrices for the weights that are read from now on; what is not given stays as it is."""
+def prepare(library: str | None = None, precision: blas.Precision | None = None, threads: int | None = None) -> None:
+    """Chooses who multiplies matrices for the weights that are read from now on, and how many threads may share one operation;
+    what is not given stays as it is."""
     global _provider
+    if threads is not None:
+        team.resize(threads)
     if _provider is None or (library, precision) != (None, None):
         _provider = blas.choose(library or "auto", precision or "f32")
 
@@ -64,6 +67,9 @@ def settle() -> None:
     """Puts every weight this thread has read into the form it is multiplied in, so that no request has to wait for it."""
     for linear in list(_unsettled.linears):
         _ = linear.product
+
+
+pack = team.pack
 
 
 def provider() -> blas.Provider:

@@ -17,7 +17,7 @@ from .simd import BF16_DOT, LANES, WIDTH
 if not WIDTH:
     raise ImportError("this processor has no fused multiply-add that kernels could use")
 
-from . import kernels
+from . import kernels, team
 
 if TYPE_CHECKING:
     from ...batching import Rope, Segments
@@ -26,6 +26,7 @@ __all__ = ["BF16_DOT", "VECTORS", "HalfProduct", "LayerNorm", "Product", "RMSNor
 
 F32 = np.float32
 VECTORS = f"{32 * LANES}-bit vectors"
+SHARED = 1 << 23                                           # multiplications that are worth sharing: 50 us and more
 _NOBODY, _NOTHING = np.zeros(0, np.int32), np.zeros(0, bool)
 
 
@@ -88,10 +89,15 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: Segments,
         raise ValueError(f"attention with a scale of {scale}: expected a positive number")
     out = empty(*q.shape)
     longest = segments.memo("longest keys", lambda: int((segments.lengths + segments.offsets).max()))
-    kernels.attention(
-        _rows(q), _rows(k), _rows(v), out, segments.starts, _NOBODY if segments.parent is None else segments.parent,
-        _NOTHING if segments.hidden is None else segments.hidden, causal, -1 if window is None else window, F32(scale),
-        scratch(kernels.scratch_size(longest, q.shape[2])), 0, k.shape[1])
+    size, kv_heads = kernels.scratch_size(longest, q.shape[2]), k.shape[1]
+    fixed = (_rows(q), _rows(k), _rows(v), out, segments.starts, _NOBODY if segments.parent is None else segments.parent,
+             _NOTHING if segments.hidden is None else segments.hidden, causal, -1 if window is None else window, F32(scale))
+
+    def part(i: int, n: int) -> None:
+        kernels.attention(*fixed, scratch(size), kv_heads * i // n, kv_heads * (i + 1) // n)
+
+    if out.size * longest < SHARED // 2 or not team.share(part, kv_heads):
+        part(0, 1)
     return out.reshape(len(out), -1)
 
 
@@ -117,8 +123,18 @@ class Product:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         out = empty(len(x), self.outputs)
-        kernels.linear(_rows(x)[:, 0], self.panels, self.bias, out, 0, len(self.panels))
+        _multiply(kernels.linear, _rows(x)[:, 0], self, out)
         return out
+
+
+def _multiply(kernel: Callable[..., None], x: np.ndarray, product: Product, out: np.ndarray) -> None:
+    count = len(product.panels)
+
+    def part(i: int, n: int) -> None:
+        kernel(x, product.panels, product.bias, out, count * i // n, count * (i + 1) // n)
+
+    if len(x) * product.panels.size < SHARED or not team.share(part, count):
+        part(0, 1)
 
 
 def _panels(weight: np.ndarray) -> np.ndarray:
@@ -147,5 +163,5 @@ class HalfProduct(Product):
             factors[:, -(LANES // 2):] = 0
         kernels.halves(x, factors.view(np.uint16))
         out = empty(len(x), self.outputs)
-        kernels.linear_bf16(factors.view(np.uint32), self.panels, self.bias, out, 0, len(self.panels))
+        _multiply(kernels.linear_bf16, factors.view(np.uint32), self, out)
         return out

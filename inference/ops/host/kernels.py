@@ -124,7 +124,7 @@ def linear(x, panels, start, out, first, last):
                     target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
                     origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
                     tile(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
-                         columns - p * WIDTH, origin, stride)
+                         columns - p * WIDTH, origin, stride, panels.strides[0])
                     i += count
 
 
@@ -176,7 +176,7 @@ def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scrat
                         for t in range(tiles):
                             many = (rows - i) // (tiles - t)
                             tile(many, query + i * q.strides[0], q.strides[0] // 4, keys + 4 * p * width, width,
-                                 scores + 4 * (i * padded + p), padded, WIDTH, zeros, 0)
+                                 scores + 4 * (i * padded + p), padded, WIDTH, zeros, 0, 0)
                             i += many
                     base = (scores - zeros) // 4
                     for i in range(rows):
@@ -207,7 +207,7 @@ def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scrat
                         for t in range(tiles):
                             many = (rows - i) // (tiles - t)
                             tile(many, scores + 4 * (i * padded + low), padded, values + 4 * WIDTH * (d * count + low), high - low,
-                                 target + i * out.strides[0] + 4 * d * WIDTH, out.strides[0] // 4, width - d * WIDTH, zeros, 0)
+                                 target + i * out.strides[0] + 4 * d * WIDTH, out.strides[0] // 4, width - d * WIDTH, zeros, 0, 0)
                             i += many
                     for i in range(rows):
                         scale_row(target + i * out.strides[0], width, F32(1) / scratch[WIDTH + i])
@@ -246,5 +246,5 @@ def linear_bf16(x, panels, start, out, first, last):
                     target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
                     origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
                     tile_bf16(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
-                              columns - p * WIDTH, origin, stride)
+                              columns - p * WIDTH, origin, stride, panels.strides[0])
                     i += count
