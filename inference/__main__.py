@@ -186,7 +186,7 @@ def _similarity(vectors: list[np.ndarray], multi_vector: bool) -> np.ndarray:
 
 def _arch(options: argparse.Namespace) -> int:
     from . import families, rerankers
-    from .loader import choose_backend
+    from .loader import choose_backend, host
 
     known = [
         {"family": name, "kind": "embedding", "model_types": list(module.MODEL_TYPES), "architectures": list(module.ARCHITECTURES),
@@ -196,9 +196,11 @@ def _arch(options: argparse.Namespace) -> int:
              "instructions": way.INSTRUCTIONS, "about": (way.__doc__ or "").strip().splitlines()[0]} for way in rerankers.ways()]
     settings = Settings.from_env()
     backend = choose_backend(settings)
+    provider = host(settings).provider() if backend == "host" else None
+    threads = settings.threads if provider else 1
+    arithmetic = {"provider": provider.name, "precision": provider.precision} if provider else {}
     if options.json:
-        print(json.dumps({"families": known, "rerankers": ways, "backend": backend,
-                          "threads": settings.threads if backend == "host" else 1}))
+        print(json.dumps({"families": known, "rerankers": ways, "backend": backend, "threads": threads} | arithmetic))
         return 0
     width = max(len(entry["family"]) for entry in known)
     for entry in known:
@@ -207,7 +209,7 @@ def _arch(options: argparse.Namespace) -> int:
     for way in ways:
         print(f"{way['scoring']:<{width}}  reranker   model_type {', '.join(way['model_types'])}  ({', '.join(way['architectures'])})")
         print(f"{'':<{width}}  {way['about']}")
-    print(f"\nbackend: {backend}" + (f", {settings.threads} threads" if backend == "host" else ""))
+    print(f"\nbackend: {backend}" + (f", {threads} thread{'s' * (threads > 1)}, {provider.name}, {provider.precision}" if provider else ""))
     return 0
 
 

@@ -15,6 +15,8 @@ from .errors import ConfigError
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 Backend = Literal["auto", "mlx", "host"]
+Blas = Literal["auto", "kernels", "mkl", "openblas", "numpy"]
+Precision = Literal["f32", "bf16x3", "bf16"]
 TRUE, FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken", "last_token": "lasttoken", "last": "lasttoken"}
 
@@ -97,6 +99,13 @@ class Settings:
         "MLXCEL_BACKEND", "auto", _choice(*get_args(Backend)),
         "mlx (Metal, CUDA), host (CPU), or auto: mlx where it has a GPU, else host")
     threads: int = _setting("MLXCEL_THREADS", lambda: os.cpu_count() or 1, _number(int, 1), "worker threads of the host backend")
+    host_blas: Blas = _setting(
+        "MLXCEL_HOST_BLAS", "auto", _choice(*get_args(Blas)),
+        "who multiplies matrices on the host backend: kernels (compiled here, needs numba), mkl, openblas (the system's), numpy, or auto: "
+        "the first of these that is there")
+    host_precision: Precision = _setting(
+        "MLXCEL_HOST_PRECISION", "f32", _choice(*get_args(Precision)),
+        "f32; bf16: linear layers in bfloat16 (AMX with MKL, or avx512_bf16); bf16x3: three bf16 products for nearly f32 results (AMX with MKL)")
     pooling: str | None = _setting(
         "MLXCEL_EMBEDDING_POOLING", None, parse_pooling, "overrides the checkpoint's pooling: cls, mean, max, last")
     normalize: float | None = _setting(

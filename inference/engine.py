@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import cast, get_args
 
@@ -154,11 +155,15 @@ class _Queue:
 class Engine:
     """`open_model` runs on the first worker thread, which for MLX is the only one: its arrays belong to the thread that made them.
 
-    `submit` never blocks in the interactive lane (Busy instead); in the bulk lane it waits for room.
+    `submit` does not wait in the interactive lane (Busy instead); in the bulk lane it waits for room.
+
+    around: entered around every forward pass. anywhere: the forward pass may run on any thread. Then an interactive request that finds
+    nothing in flight runs its first pack on its own caller's thread, within `submit`: no other thread has to wake up for it.
     """
 
     def __init__(self, open_model: Callable[[], Forward], *, name: str = "engine", what: str = "embedding", workers: int = 1,
-                 pack_tokens: int = 512, pack_rows: int | None = None, queue_depth: int = 64) -> None:
+                 pack_tokens: int = 512, pack_rows: int | None = None, queue_depth: int = 64, anywhere: bool = False,
+                 around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self.stats = Stats()
         self.late = f"{what.capitalize()} request timed out. Please try again later."
         self._what = what                          # embedding | rerank: what messages call it
@@ -167,6 +172,8 @@ class Engine:
         self._failure: ServiceError | None = None
         self._open, self._forward = open_model, cast(Forward, None)
         self._pack_tokens, self._pack_rows, self._depth = pack_tokens, pack_rows or 1 << 30, queue_depth
+        self._workers, self._running = workers, 0              # packs at once, at most and now
+        self._anywhere, self._around = anywhere, around
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._queues = {lane: _Queue(lane) for lane in LANES}
@@ -201,8 +208,13 @@ class Engine:
                 if not self._room.wait(None if deadline is None else deadline - time.monotonic()):
                     raise TimedOut(self.late)
                 self._check_open()
+            here = self._anywhere and lane == "interactive" and not self._in_flight and self.state == "ready"
             self._admit(request, sequences)
-            self._work.notify_all()
+            pack = self._take() if here else []
+            if len(pack) < len(self._in_flight):
+                self._work.notify_all()
+        if pack:
+            self._run_pack(pack)
         return request
 
     def wait_until_open(self, timeout: float | None = None) -> None:
@@ -293,6 +305,7 @@ class Engine:
                 if wanted:
                     if lane == "interactive":
                         self._last_interactive = now
+                    self._running += 1
                     return wanted
         return []
 
@@ -320,7 +333,7 @@ class Engine:
         self._opened.wait()
         while True:
             with self._lock:
-                while not (pack := [] if self._failure else self._take()):
+                while not (pack := [] if self._failure or self._running >= self._workers else self._take()):
                     if self._closed or self._failure:
                         return
                     self._work.wait()
@@ -342,8 +355,11 @@ class Engine:
 
     def _run_pack(self, pack: list[_Task]) -> None:
         began = time.monotonic()
-        outcomes = self._outcomes(pack)
+        with self._around():
+            outcomes = self._outcomes(pack)
         with self._lock:
+            self._running -= 1
+            self._work.notify()
             self.stats.packs += 1
             self.stats.tokens += sum(task.length for task in pack)
             self.stats.forward_seconds += time.monotonic() - began

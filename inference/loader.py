@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import struct
 import sys
@@ -74,6 +75,7 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     if (own := getattr(config, "max_length", None)) is not None:
         limits.append(own)
     backend = choose_backend(settings)
+    provider = host(settings).provider() if backend == "host" else None
     fixed = getattr(family.Model, "pooling_is_fixed", False)
     pooling = cast(Pooling, (not fixed and (settings.pooling or checkpoint.pooling)) or family.Model.pooling)
     width = getattr(config, "dims", config.hidden_size)
@@ -88,7 +90,8 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
         normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
         prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
         scoring=way.SCORING if way else "",
-        backend=backend, precision=_precision(checkpoint, backend), parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
+        backend=backend, precision=provider.precision if provider else _precision(checkpoint),
+        provider=provider.name if provider else "", parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
     opened = Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules)
     if way:
         way.Pairs(opened)                          # raises for one that could pair nothing
@@ -98,9 +101,16 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
 def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
     """How an engine runs this model: MLX arrays belong to one thread, numpy's to none."""
     rows = settings.rerank_batch_size if opened.spec.kind == "reranker" else settings.batch_size
-    return {
-        "workers": settings.threads if opened.backend == "host" else 1, "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
+    own = {"workers": settings.threads, "anywhere": True, "around": host(settings).pack} if opened.backend == "host" else {"workers": 1}
+    return own | {
+        "pack_tokens": settings.batch_tokens or PACK_TOKENS[opened.backend],
         "pack_rows": rows or None, "queue_depth": settings.queue_depth}
+
+
+def host(settings: Settings) -> ModuleType:
+    """The host backend as the settings want it. ConfigError where this machine cannot."""
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(settings.cache_dir / "kernels"))     # numba reads it when it is imported
+    return ops.backend("host", library=settings.host_blas, precision=settings.host_precision, threads=settings.threads)
 
 
 def load(opened: Opened) -> Forward:
@@ -117,8 +127,8 @@ def load(opened: Opened) -> Forward:
     return forward
 
 
-def _precision(checkpoint: Checkpoint, backend: str) -> str:
-    return "f32" if backend == "host" else max(_dtypes(checkpoint), default="f32", key=lambda d: _dtypes(checkpoint)[d]).lower()
+def _precision(checkpoint: Checkpoint) -> str:
+    return max(_dtypes(checkpoint), default="f32", key=lambda d: _dtypes(checkpoint)[d]).lower()
 
 
 def _headers(file: Path) -> dict[str, Any]:

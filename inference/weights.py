@@ -204,6 +204,7 @@ class Weights:
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
             raise CheckpointError(f"the checkpoint is not what its config says: the model has no use for {', '.join(left[:8])}{more}")
+        self._backend.settle()
 
 
 def one_label(w: Weights, name: str) -> int:

@@ -37,6 +37,7 @@ class ModelSpec:
     scoring: str = ""                         # of a reranker: sequence_classifier | generative_text
     backend: str = ""                         # host | mlx
     precision: str = ""                       # f32 | bf16 | ...
+    provider: str = ""                        # who multiplies matrices on the host backend
     state: State = "cold"
     parameters: int = 0                       # number of weights; 0: not counted yet
     bytes: int = 0                            # size of the weight files

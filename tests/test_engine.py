@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -327,3 +328,55 @@ def test_the_model_is_opened_and_run_on_the_engines_own_thread(start):
         engine.submit([ids(n)]).wait()
     engine.close()
     assert len(seen) == 1 and threading.get_ident() not in seen
+
+
+def test_an_idle_engine_runs_an_interactive_request_on_its_callers_thread(start):
+    seen: list[int] = []
+
+    def forward(sequences):
+        seen.append(threading.get_ident())
+        return sums(sequences)
+
+    engine = start(forward, anywhere=True, workers=2)
+    engine.wait_until_open()
+    assert [o.tolist() for o in engine.submit([ids(1, 2), ids(3)]).wait()] == [[[3, 2]], [[3, 1]]]
+    assert seen == [threading.get_ident()]
+    engine.submit([ids(1, 2)], lane="bulk").wait()
+    assert seen[1] != threading.get_ident()
+
+
+def test_while_something_runs_a_caller_leaves_its_request_to_the_workers(start):
+    model = Model()
+    inside: list[str] = []
+
+    @contextmanager
+    def around():
+        inside.append("in")
+        yield
+        inside.append("out")
+
+    engine = start(model, anywhere=True, workers=1, around=around)
+    engine.wait_until_open()
+    model.shut()
+    first = threading.Thread(target=lambda: engine.submit([ids(1)]).wait())
+    first.start()
+    assert model.entered.wait(5)
+    second = engine.submit([ids(2)])
+    time.sleep(0.05)
+    assert len(model.packs) == 1                             # the caller's pack takes the worker's place
+    model.gate.set()
+    assert second.wait()[0].tolist() == [[2, 1]]
+    first.join()
+    assert inside == ["in", "out"] * 2
+
+
+def test_a_callers_own_pack_fails_like_any_other(start):
+    def forward(sequences):
+        raise RuntimeError("odd")
+
+    engine = start(forward, anywhere=True)
+    engine.wait_until_open()
+    for _ in range(3):
+        with pytest.raises(InferenceFailed, match="odd"):
+            engine.submit([ids(1)]).wait()
+    assert engine._running == 0 and not engine._in_flight

@@ -63,12 +63,15 @@ class Embedding(Protocol):
 _BACKENDS: dict[type, ModuleType] = {}
 
 
-def backend(name: Literal["mlx", "host"]) -> ModuleType:
-    """Opens a backend: the one call that knows it by name, made by the loader. Importing `ops` imports neither."""
+def backend(name: Literal["mlx", "host"], **options: Any) -> ModuleType:
+    """Opens a backend: the one call that knows it by name, made by the loader. Importing `ops` imports neither.
+
+    options: for its `prepare`; they hold for weights that are read from now on.
+    """
     if name not in ("mlx", "host"):
         raise ValueError(f"backend {name!r} does not exist; known: mlx, host")
     module = import_module(f".{name}", __name__)
-    module.prepare()
+    module.prepare(**options)
     _BACKENDS[module.TENSOR] = module
     return module
 

@@ -24,6 +24,10 @@ TENSOR = mx.array
 Quantised = tuple[mx.array, mx.array, int, int]            # scales, biases, bits, group size
 
 
+def settle() -> None:
+    """Weights are used as they are read."""
+
+
 def prepare() -> None:
     """Nothing to set up: MLX does it when the first array is made, on the thread that makes it."""
 

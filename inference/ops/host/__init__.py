@@ -6,25 +6,33 @@ the same to the bit whatever stands beside it.
 """
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..rules import check_ids
-from .blas import matmul, single_threaded
+from . import blas, team
 from .convolution import Depthwise
-from .mixing import attention, rope
-from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, relu, silu, tanh
+from .pointwise import relu, tanh
 from .reading import dequantize, load, read
+
+try:
+    from .fast import LayerNorm, RMSNorm, attention, gelu, gelu_tanh, mean, rope, silu
+except ImportError:                                        # no numba, or a processor it has no kernels for
+    from .mixing import attention, mean, rope
+    from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, silu
 
 if TYPE_CHECKING:
     from ...batching import Segments
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pool", "prepare", "put", "put_add", "read", "relu", "rope", "rows", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle", "silu", "split", "tanh",
 ]
 
 F32 = np.float32
@@ -32,33 +40,87 @@ TENSOR = np.ndarray
 Quantised = tuple[np.ndarray, np.ndarray, int, int]        # scales, biases, bits, group size
 
 
-def prepare() -> None:
-    single_threaded()
+_provider: blas.Provider | None = None
+
+
+class _Unsettled(threading.local):
+    """What this thread has read: another one may be in the middle of joining its own."""
+
+    def __init__(self) -> None:
+        self.linears: weakref.WeakSet[Linear] = weakref.WeakSet()
+
+
+_unsettled = _Unsettled()
+
+
+def prepare(library: str | None = None, precision: blas.Precision | None = None, threads: int | None = None) -> None:
+    """Chooses who multiplies matrices for the weights that are read from now on, and how many threads may share one operation;
+    what is not given stays as it is."""
+    global _provider
+    if threads is not None:
+        team.resize(threads)
+    if _provider is None or (library, precision) != (None, None):
+        _provider = blas.choose(library or "auto", precision or "f32")
+
+
+def settle() -> None:
+    """Puts every weight this thread has read into the form it is multiplied in, so that no request has to wait for it."""
+    for linear in list(_unsettled.linears):
+        _ = linear.product
+
+
+pack = team.pack
+
+
+def provider() -> blas.Provider:
+    assert _provider is not None, "a backend is opened by ops.backend"
+    return _provider
 
 
 # ---- what Weights hands out
 
 class Linear:
+    """The weight is put into the provider's form by `settle`, or at the first call: some are only parts of a joined one."""
+
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, quantised: Quantised | None = None) -> None:
-        self.weight, self.bias = dequantize(weight, *quantised) if quantised else weight, bias
+        self.weight: np.ndarray | None = dequantize(weight, *quantised) if quantised else weight
+        self.bias, self.provider = bias, provider()
+        self._lock = threading.Lock()
+        _unsettled.linears.add(self)
+
+    def take(self) -> np.ndarray:
+        """The weight, for a joined product; this one is of no further use."""
+        assert self.weight is not None
+        weight, self.weight = self.weight, None
+        _unsettled.linears.discard(self)
+        return weight
+
+    @cached_property
+    def product(self) -> blas.Product:
+        with self._lock:
+            if self.weight is None:
+                return self.product
+            ready = self.__dict__["product"] = self.provider.product(self.weight, self.bias)
+            self.weight = None
+            _unsettled.linears.discard(self)
+            return ready
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        y = matmul(x, self.weight)
-        if self.bias is not None:
-            y += self.bias
-        return y
+        return self.product(x)
 
 
 class Linears:
     """The weights stand in one array, so that one product serves all; the results are views of its columns."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        edges = np.cumsum([0, *(len(part.weight) for part in parts)]).tolist()
+        weights = [part.take() for part in parts]
+        edges = np.cumsum([0, *map(len, weights)]).tolist()
         self.parts = [slice(a, b) for a, b in pairwise(edges)]
         bias = None
         if any(part.bias is not None for part in parts):
-            bias = np.concatenate([np.zeros(len(part.weight), F32) if part.bias is None else part.bias for part in parts])
-        self.joined = Linear(np.concatenate([part.weight for part in parts]), bias)
+            bias = np.concatenate([np.zeros(len(w), F32) if part.bias is None else part.bias
+                                   for w, part in zip(weights, parts, strict=True)])
+        self.joined = Linear(np.concatenate(weights), bias)
 
     def __call__(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         y = self.joined(x)
@@ -68,13 +130,14 @@ class Linears:
 class Embedding:
     def __init__(self, weight: np.ndarray, quantised: Quantised | None = None) -> None:
         self.weight = dequantize(weight, *quantised) if quantised else weight
+        self.provider = provider()
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         check_ids(ids, len(self.weight))
         return np.take(self.weight, ids, 0)
 
     def logits(self, x: np.ndarray, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        return matmul(x, self(np.asarray(ids)))
+        return self.provider.product(self(np.asarray(ids)), None)(x)
 
 
 # ---- ops
@@ -113,10 +176,7 @@ def pool(x: np.ndarray, segments: Segments, mode: str) -> np.ndarray:
         return np.take(x, segments.first if mode == "cls" else segments.last, 0)
     if mode == "max":
         return np.asarray(np.maximum.reduceat(x, segments.first))
-    out = np.empty((segments.count, x.shape[-1]), F32)
-    for b in range(segments.count):
-        np.mean(x[segments.rows(b)], 0, out=out[b])
-    return out
+    return mean(x, segments)
 
 
 def l2_normalize(x: np.ndarray) -> np.ndarray:

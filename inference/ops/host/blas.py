@@ -1,111 +1,267 @@
-"""Matrix products whose rows do not depend on their neighbours.
+"""Who multiplies matrices: the kernels of this package, MKL, a system OpenBLAS or numpy's own, one thread a product.
 
-A BLAS picks its inner loop by the shape of the whole product and by where a row falls inside it, and the loops add in different
-orders. Measured with numpy's OpenBLAS 0.3.31, one thread, one row repeated M times, all of its copies compared:
-its SkylakeX kernels give a row one result from a least M on (2 for MiniLM's 1536 x 384, 4 at 384 x 384, 19 at 64 x 64), up to
-M = 2400; its Haswell kernels, which every processor without AVX-512 gets, give three: in the last M % 12 rows other ones than before
-them, and in a few columns (26 of 384, 75 of 1536) another for every second six rows. Eight rows at a time, all is stable, at half the rate.
-So nothing is assumed: the first product with a weight's shape measures which way of calling is stable, and later ones use it.
+Parallelism is several Python threads that each take whole packs; all of these let go of the GIL. Libraries are called by pointer,
+so that nothing they load replaces what other packages use. `choose` decides once, when the backend is opened.
 """
 from __future__ import annotations
 
-import threading
+import ctypes
+import ctypes.util
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from ...errors import ConfigError
+from . import steady
+
+log = logging.getLogger(__name__)
+
+Precision = Literal["f32", "bf16x3", "bf16"]
+Product = Callable[[np.ndarray], np.ndarray]
+"""[T, K] f32 -> [T, N] f32: x @ weight.T + bias, a new array"""
+
 F32 = np.float32
-_SMALL = range(1, 66)                                      # without gaps: the limit lies at M * N = 1200, for one
-_LARGE = (96, 129, 257, 513, 1025)
-_MULTIPLES = (12, 16, 24, 8)
-_BLOCKS = (192, 96, 48, 32, 24, 16, 12, 8, 4, 2)
-_lock = threading.Lock()
-_calls: dict[tuple[int, int], Call] = {}
+_ROW_MAJOR, _PLAIN, _TRANSPOSED, _PACKED, _B = 101, 111, 112, 151, 162        # enums of cblas.h and mkl_cblas.h
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """How to multiply by a weight: `block` rows at a time if given, else all rows at once, at least `rows` of them and a multiple
-    of `multiple`, and `unsteady` columns [n] int once more in a product of their own."""
+@dataclass(frozen=True)
+class Provider:
+    """`product(weight [N, K], bias [N] or None)`; `name` and `precision` are shown to people."""
 
-    rows: int = 1
-    multiple: int = 1
-    unsteady: np.ndarray | None = None
-    block: int | None = None
+    name: str
+    precision: Precision
+    product: Callable[[np.ndarray, np.ndarray | None], Product]
 
 
-def single_threaded() -> None:
-    """One thread per product, for the whole process: parallelism is several Python threads that each take whole packs."""
+def choose(name: str = "auto", precision: Precision = "f32") -> Provider:
+    """The provider for MLXCEL_HOST_BLAS and MLXCEL_HOST_PRECISION; ConfigError where this machine does not have it.
+
+    auto, f32: the kernels where numba is installed (measured: as fast as the best of the libraries on long packs, faster on short
+    ones, and steady without padding), then MKL, a system OpenBLAS, numpy. auto, bf16: MKL where it uses AMX, then the kernels.
+    """
+    order = ("kernels", "mkl", "openblas", "numpy") if precision == "f32" else ("mkl", "kernels")
+    if name != "auto":
+        order = (name,)
+    reasons = []
+    for one in order:
+        try:
+            provider = _FIND[one](precision)
+        except _Missing as missing:
+            reasons.append(f"{one}: {missing}")
+            continue
+        log.info("matrix products by %s in %s", provider.name, provider.precision)
+        return provider
+    raise ConfigError(f"MLXCEL_HOST_PRECISION={precision} with MLXCEL_HOST_BLAS={name} is not possible on this machine: " + "; ".join(reasons))
+
+
+class _Missing(Exception):
+    pass
+
+
+def _only_f32(precision: Precision) -> None:
+    if precision != "f32":
+        raise _Missing("it multiplies in f32 only")
+
+
+def _kernels(precision: Precision) -> Provider:
+    try:
+        from . import fast
+    except ImportError as error:
+        raise _Missing(str(error)) from None
+    if precision == "f32":
+        return Provider(f"kernels ({fast.VECTORS})", precision, fast.Product)
+    if precision == "bf16x3":
+        raise _Missing("three bf16 products gain nothing on f32 without AMX")
+    if not fast.BF16_DOT:
+        raise _Missing("this processor has no avx512_bf16")
+    return Provider(f"kernels ({fast.VECTORS}, avx512_bf16)", precision, fast.HalfProduct)
+
+
+# ---- libraries by pointer
+
+_INT, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+_SGEMM = [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT]
+
+
+def _at(x: np.ndarray) -> int:
+    address: int = x.__array_interface__["data"][0]
+    return address
+
+
+def _sgemm(function: Callable[..., None], weight: np.ndarray) -> steady.Multiply:
+    """By cblas_sgemm; a stack of blocks goes block by block."""
+    weight = np.ascontiguousarray(weight)
+    (outputs, inputs), there = weight.shape, _at(weight)
+
+    def multiply(x: np.ndarray, weight: np.ndarray = weight) -> np.ndarray:       # keeps the weight alive
+        y = np.empty((*x.shape[:-1], outputs), F32)
+        for one, out in zip(x, y, strict=True) if x.ndim == 3 else ((x, y),):
+            function(_ROW_MAJOR, _PLAIN, _TRANSPOSED, len(one), outputs, inputs, 1.0, _at(one), inputs, there, inputs, 0.0, _at(out), outputs)
+        return y
+    return multiply
+
+
+@cache
+def _load_openblas() -> tuple[ctypes.CDLL, str] | None:
+    found = ctypes.util.find_library("openblas") or ("libopenblas.so.0" if sys.platform == "linux" else None)
+    if found is None:
+        return None
+    try:
+        library = ctypes.CDLL(found)
+        library.openblas_set_num_threads(_INT(1))
+        library.cblas_sgemm.argtypes, library.cblas_sgemm.restype = _SGEMM, None
+        library.openblas_get_config.restype = library.openblas_get_corename.restype = ctypes.c_char_p
+        version = library.openblas_get_config().decode().split()
+        return library, f"openblas {version[1] if len(version) > 1 else ''} {library.openblas_get_corename().decode()}".strip()
+    except (OSError, AttributeError) as error:
+        log.debug("%s cannot be used: %s", found, error)
+        return None
+
+
+def _openblas(precision: Precision) -> Provider:
+    _only_f32(precision)
+    loaded = _load_openblas()
+    if loaded is None:
+        raise _Missing("no libopenblas is installed")
+    library, name = loaded
+    return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _sgemm(library.cblas_sgemm, w), weight, bias))
+
+
+def _numpy(precision: Precision) -> Provider:
+    _only_f32(precision)
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1, user_api="blas")
 
-
-def stable(outputs: int, inputs: int) -> Call:
-    """The measured way of calling for weights [outputs, inputs]; measured once per process, by whichever thread comes first."""
-    shape = outputs, inputs
-    if shape not in _calls:
-        with _lock:
-            if shape not in _calls:
-                _calls[shape] = _measure(outputs, inputs)
-    return _calls[shape]
+    def prepare(weight: np.ndarray) -> steady.Multiply:
+        return lambda x: np.asarray(np.matmul(x, weight.T))
+    return Provider(f"numpy {np.__version__}", precision, lambda weight, bias: steady.Product("numpy", prepare, weight, bias))
 
 
-def _measure(outputs: int, inputs: int) -> Call:
-    rng = np.random.default_rng(0)
-    trials = [(rng.standard_normal((1, inputs), F32), rng.standard_normal((outputs, inputs), F32)) for _ in range(-(-64 // outputs))]
+# ---- MKL
 
-    def results(m: int) -> list[np.ndarray]:
-        return [np.repeat(x, m, 0) @ w.T for x, w in trials]
+@cache
+def _load_mkl() -> ctypes.CDLL | None:
+    """Sequential, 32-bit integers, and rows whose bits do not depend on M: MKL reads MKL_CBWR when it is loaded."""
+    for folder in (Path(sysconfig.get_path("data")) / "lib", *(Path(entry).parents[2] for entry in sys.path if entry.endswith("site-packages"))):
+        found = sorted(folder.glob("libmkl_rt.so.*"), reverse=True)
+        if found:
+            break
+    else:
+        return None
+    os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if "avx512f" in cpu_flags() else "AVX2,STRICT")
+    try:
+        library = ctypes.CDLL(str(found[0]))
+    except OSError as error:
+        log.debug("%s cannot be used: %s", found[0], error)
+        return None
+    library.MKL_Set_Threading_Layer(_INT(1))
+    library.MKL_Set_Interface_Layer(_INT(0))
+    size = ctypes.c_size_t
+    for name, arguments, result in (
+            ("cblas_sgemm", _SGEMM, None),
+            ("cblas_sgemm_pack_get_size", [_INT] * 4, size),
+            ("cblas_sgemm_pack", [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS], None),
+            ("cblas_sgemm_compute", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT], None),
+            ("cblas_gemm_bf16bf16f32_pack_get_size", [_INT] * 4, size),
+            ("cblas_gemm_bf16bf16f32_pack", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS], None),
+            ("cblas_gemm_bf16bf16f32_compute", _SGEMM, None)):
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library
 
-    def uniform(y: np.ndarray) -> bool:
-        return bool((y == y[0]).all())
 
-    reference = results(_LARGE[-1])
-    if all(map(uniform, reference)):
-        unlike = [m for m in (*_SMALL, *_LARGE)
-                  if not all(np.array_equal(y, want[:m]) for y, want in zip(results(m), reference, strict=True))]
-        if max(unlike, default=0) < _SMALL[-1]:
-            return Call(rows=max(unlike, default=0) + 1)
-    for multiple in _MULTIPLES:
-        unsteady = np.flatnonzero(_unsteady(multiple, trials[0][1], rng))
-        if 8 * len(unsteady) <= outputs:
-            return Call(multiple=multiple, unsteady=unsteady if len(unsteady) else None)
-    return Call(block=next((m for m in _BLOCKS if all(map(uniform, results(m)))), 1))
+def cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
-def _unsteady(multiple: int, weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[N] bool: columns in which some of 4 x `multiple` rows change with their place or with M, M a multiple of `multiple`.
+def _mkl(precision: Precision) -> Provider:
+    library = _load_mkl()
+    if library is None:
+        raise _Missing("not installed: pip install 'mlxcel[cpu-intel]'")
+    version = ctypes.create_string_buffer(200)
+    library.MKL_Get_Version_String(version, _INT(200))
+    name = "mkl " + next((word for word in version.value.decode().split() if word[:2] == "20"), "")
+    if precision == "f32":
+        return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _mkl_f32(library, w), weight, bias))
+    if "amx_bf16" not in cpu_flags():
+        raise _Missing("this processor has no AMX (amx_bf16)")
+    return Provider(f"{name} (AMX)", precision, lambda weight, bias: MklHalves(library, weight, bias, split=precision == "bf16x3"))
 
-    That many rows, since two orders of adding often agree by chance: a column that can change did so for two rows in three.
+
+def _bytes(count: int) -> np.ndarray:
+    raw = np.empty(count + 64, np.uint8)
+    skip = -_at(raw) % 64
+    return raw[skip:skip + count]
+
+
+def _mkl_f32(library: ctypes.CDLL, weight: np.ndarray) -> steady.Multiply:
+    """With the weight packed once, for products of any height."""
+    weight = np.ascontiguousarray(weight)
+    outputs, inputs = weight.shape
+    packed = _bytes(library.cblas_sgemm_pack_get_size(_B, 256, outputs, inputs))
+    library.cblas_sgemm_pack(_ROW_MAJOR, _B, _TRANSPOSED, 256, outputs, inputs, 1.0, _at(weight), inputs, _at(packed))
+
+    def multiply(x: np.ndarray) -> np.ndarray:
+        y = np.empty((*x.shape[:-1], outputs), F32)
+        for one, out in zip(x, y, strict=True) if x.ndim == 3 else ((x, y),):
+            library.cblas_sgemm_compute(_ROW_MAJOR, _PLAIN, _PACKED, len(one), outputs, inputs, _at(one), inputs, _at(packed), inputs,
+                                        0.0, _at(out), outputs)
+        return y
+    return multiply
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest, ties to even: f32 -> uint16 of the same shape. NaN may become infinite, which no caller lets pass either."""
+    bits = np.ascontiguousarray(x, F32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def from_bf16(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << np.uint32(16)).view(F32)
+
+
+def halves(x: np.ndarray, low_first: bool = False, twice: bool = True) -> np.ndarray:
+    """[T, K] f32 -> [T, 3 K] bf16: high, low, high parts; or high, high, low, for the other factor of the product.
+
+    Their product is x y without low x low: about 16 bits of each factor.
     """
-    x = rng.standard_normal((4 * multiple, weight.shape[1]), F32)
-    want = x @ weight.T
-    changed = np.zeros(len(weight), bool)
-    for shift in range(1, multiple):
-        changed |= (np.roll(np.roll(x, shift, 0) @ weight.T, -shift, 0) != want).any(0)
-    for m in (1, 2, 3, 8, 21, 44, 1024 // multiple):
-        copies = -(-m * multiple // len(x))
-        changed |= (np.tile(x, (copies, 1))[:m * multiple] @ weight.T != np.tile(want, (copies, 1))[:m * multiple]).any(0)
-    return changed
+    high = to_bf16(x)
+    low = to_bf16(x - from_bf16(high))
+    return np.concatenate([high, low, high] if not low_first else [high, high, low], 1) if twice else high
 
 
-def matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x @ weight.T, a new array: [T, K], [N, K] -> [T, N] f32. A row's bits depend on that row and the weight alone."""
-    call, count = stable(*weight.shape), len(x)
-    step = call.block or call.multiple
-    whole = max(-(-count // step) * step, call.rows)
-    padded = x if whole == count else _padded(x, whole)
-    if call.block:
-        blocks = np.matmul(padded.reshape(-1, call.block, x.shape[1]), weight.T)
-        return np.asarray(blocks.reshape(whole, len(weight))[:count])
-    y = np.matmul(padded, weight.T)[:count]
-    if call.unsteady is not None:
-        y[:, call.unsteady] = matmul(x, weight[call.unsteady])
-    return np.asarray(y)
+class MklHalves:
+    """Products of bf16 numbers, summed in f32: of both factors rounded, or of both split in two (`split`), which keeps f32's results
+    to about 1e-5. Rows are not the same to the bit in every company."""
+
+    def __init__(self, library: ctypes.CDLL, weight: np.ndarray, bias: np.ndarray | None, split: bool) -> None:
+        self.library, self.bias, self.split = library, bias, split
+        factors = halves(weight, low_first=True, twice=split)
+        self.outputs, self.inputs = factors.shape
+        self.packed = _bytes(library.cblas_gemm_bf16bf16f32_pack_get_size(_B, 256, self.outputs, self.inputs))
+        library.cblas_gemm_bf16bf16f32_pack(_ROW_MAJOR, _B, _TRANSPOSED, 256, self.outputs, self.inputs, _at(factors), self.inputs,
+                                            _at(self.packed))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        factors, y = halves(x, twice=self.split), np.empty((len(x), self.outputs), F32)
+        self.library.cblas_gemm_bf16bf16f32_compute(_ROW_MAJOR, _PLAIN, _PACKED, len(x), self.outputs, self.inputs, 1.0, _at(factors),
+                                                    self.inputs, _at(self.packed), self.inputs, 0.0, _at(y), self.outputs)
+        if self.bias is not None:
+            y += self.bias
+        return y
 
 
-def _padded(x: np.ndarray, rows: int) -> np.ndarray:
-    padded = np.zeros((rows, x.shape[1]), F32)
-    padded[:len(x)] = x
-    return padded
+_FIND: dict[str, Callable[[Precision], Provider]] = {"kernels": _kernels, "mkl": _mkl, "openblas": _openblas, "numpy": _numpy}

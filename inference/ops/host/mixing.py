@@ -60,3 +60,11 @@ def _segment(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, segme
         mixed = scores @ v[:, :, seen]                                                     # [Hkv, groups, Lq, Dh]
         mixed /= total
         out[mine].reshape(-1, kv_heads, groups, width)[...] = mixed.transpose(2, 0, 1, 3)
+
+
+def mean(x: np.ndarray, segments: Segments) -> np.ndarray:
+    """[T, D] -> [B, D]"""
+    out = np.empty((segments.count, x.shape[-1]), F32)
+    for b in range(segments.count):
+        np.mean(x[segments.rows(b)], 0, out=out[b])
+    return out

@@ -1,0 +1,67 @@
+"""Memory for results, taken again once nobody refers to it: no page faults in the middle of a model.
+
+A result is a view of a buffer; numpy keeps the buffer alive for as long as any view of it lives, so a buffer that only the arena
+refers to is free. Nothing is ever given back by hand: an exception anywhere leaves nothing to clean up.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+
+F32 = np.float32
+SMALLEST = 1 << 12                                          # elements; below, numpy's own allocation is as fast
+KEPT = 1 << 23                                              # elements (32 MiB) that free buffers of one thread may hold together
+_ALIGN = 64
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.known: list[np.ndarray] = []
+        self.scratch = np.zeros(0, F32)
+
+
+_buffers = _Buffers()
+
+
+def empty(*shape: int) -> np.ndarray:
+    """An uninitialised f32 array of this thread's."""
+    count = 1
+    for n in shape:
+        count *= n
+    if count < SMALLEST:
+        return np.empty(shape, F32)
+    known = _buffers.known
+    for i in range(len(known)):
+        if count <= known[i].size <= 2 * count and sys.getrefcount(known[i]) == 2:
+            return known[i][:count].reshape(shape)
+    return _grow(count)[:count].reshape(shape)
+
+
+def _grow(count: int) -> np.ndarray:
+    """A new buffer with some room. Free ones that would make it too many are let go, the largest first."""
+    known = _buffers.known
+    free = sorted((i for i in range(len(known)) if sys.getrefcount(known[i]) == 2), key=lambda i: known[i].size)
+    held = sum(known[i].size for i in free)
+    dropped = set()
+    while free and held > KEPT:
+        held -= known[free[-1]].size
+        dropped.add(free.pop())
+    buffer = _aligned(count + count // 8)
+    _buffers.known = [*(known[i] for i in range(len(known)) if i not in dropped), buffer]
+    return buffer
+
+
+def _aligned(count: int) -> np.ndarray:
+    raw = np.empty(count + _ALIGN // 4, F32)
+    skip = -raw.__array_interface__["data"][0] % _ALIGN // 4
+    # A view of `raw` would be collapsed into it by numpy, and counted there: the buffer has to be an owner of its own.
+    return np.frombuffer(memoryview(raw)[skip:skip + count], F32)
+
+
+def scratch(count: int) -> np.ndarray:
+    """At least `count` elements that keep nothing between calls; the first ones of a new buffer are zeros."""
+    if _buffers.scratch.size < count or _buffers.scratch.size > max(4 * count, KEPT):
+        _buffers.scratch = np.zeros(count + count // 4, F32)
+    return _buffers.scratch
