@@ -123,8 +123,14 @@ def test_parquet_holds_a_matrix_a_passage(served: Any, source: Path, tmp_path: P
 def test_passages_of_a_split_are_whole_and_the_best_one_answers(served: Any, source: Path) -> None:
     assert manage("embed_corpus", "texts", source, "--split", "16:4", "--json").json["passages"] > 6
     assert max(Passage.objects.values_list("tokens", flat=True)) <= 16
-    best = search.search(corpus.get("texts"), "plants make sugar from light", client=served, include_text=True).hits[0]
-    assert best.external_id == "plants" and "sugar" in (best.text or "")
+    query = served.embed(EmbedJob(("plants make sugar from light",), input_type="query")).data
+    expected: dict[str, tuple[float, int]] = {}
+    for p in Passage.objects.select_related("document"):
+        score = maxsim(query, vectors.decode(p.vector, p.rows, p.dims, p.dtype)), -p.part
+        expected[p.document.external_id] = max(expected.get(p.document.external_id, score), score)
+    for hit in search.search(corpus.get("texts"), "plants make sugar from light", client=served).hits:
+        assert (hit.score, -hit.part) == pytest.approx(expected.pop(hit.external_id), abs=1e-5)
+    assert not expected
     assert manage("embed_corpus", "other", source, "--split", "65").code == 2
 
 
