@@ -112,7 +112,7 @@ def upsert(collection: Collection, documents: Sequence[NewDocument]) -> int:
     if not documents:
         return 0
     space, split = collection.space, split_name(collection)
-    dtype = vectors.MULTI if space.multi_vector else vectors.SINGLE
+    dtype = vectors.stored_as(space.multi_vector)
     hashes = {document.external_id: content_hash(document.text) for document in documents}
     encoded = {document.external_id: [_encode(space, passage.vector, dtype) for passage in document.passages] for document in documents}
     with transaction.atomic():

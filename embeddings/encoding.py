@@ -5,7 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inference.client import InferenceClient
 from inference.errors import Busy, InferenceFailed, InvalidRequest, TimedOut, TooLarge
@@ -14,6 +17,7 @@ from inference.wire import EmbedJob, ModelSpec, Span
 from .corpus import NewDocument, NewPassage
 from .models import Collection
 from .sources import Record
+from .vectors import stored_as
 
 T = TypeVar("T")
 
@@ -37,13 +41,14 @@ class Encoder:
     dimensions: int | None
     split_tokens: int
     split_overlap: int
+    dtype: str                        # what rows are stored as
     stop: Event                       # set: an encoder that waits for a busy model gives up
 
     @classmethod
     def of(cls, collection: Collection, client: InferenceClient, spec: ModelSpec, stop: Event) -> Encoder:
         dims = collection.space.dims
         return cls(client, spec.id, collection.space.document_prompt, None if dims == spec.dims else dims,
-                   collection.split_tokens, collection.split_overlap, stop)
+                   collection.split_tokens, collection.split_overlap, stored_as(collection.space.multi_vector), stop)
 
     def encode(self, records: Sequence[Record]) -> list[NewDocument | Failure]:
         """In order. A document of which one passage fails, fails. What fails as a whole is halved until the culprit stands alone."""
@@ -60,14 +65,15 @@ class Encoder:
         items = tuple(self.prompt + record.text[span.start:span.end]
                       for record, parts in zip(records, spans, strict=True) for span in parts)
         result = self._patiently(lambda: self.client.embed(EmbedJob(
-            items, model=self.model, dimensions=self.dimensions, lane="bulk", partial=True, timeout=JOB_SECONDS)))
+            items, model=self.model, dimensions=self.dimensions, input_type="document", lane="bulk", partial=True, timeout=JOB_SECONDS)))
         vectors, truncated = result.vectors(), set(result.truncated)
         encoded: list[NewDocument | Failure] = []
         first = 0
         for record, parts in zip(records, spans, strict=True):
             indices = range(first, first + len(parts))
             first += len(parts)
-            if wrong := [result.errors[i] for i in indices if i in result.errors]:
+            wrong = [result.errors[i] for i in indices if i in result.errors] or _unstorable([vectors[i] for i in indices], self.dtype)
+            if wrong:
                 encoded.append(Failure(record, wrong[0]))
                 continue
             passages = [NewPassage(span.start, span.end, int(result.tokens[i]), vectors[i]) for span, i in zip(parts, indices, strict=True)]
@@ -90,3 +96,12 @@ class Encoder:
             except Busy as error:
                 if self.stop.wait(error.retry_after or 1) or time.monotonic() > deadline:
                     raise
+
+
+def _unstorable(found: Sequence[NDArray[Any]], dtype: str) -> list[str]:
+    """Rows that are not normalised can hold numbers that their type in the database cannot."""
+    most = float(np.finfo(dtype).max)
+    largest = max((float(np.abs(vector).max()) for vector in found if vector.size), default=0.0)
+    if largest <= most:
+        return []
+    return [f"a vector holds {largest:g}; the numbers of this collection are stored as {np.dtype(dtype)}, up to {most:g}"]

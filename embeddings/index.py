@@ -146,7 +146,7 @@ class ExactIndex:
         A state whose manifest is still the current one is kept with its tail, else at least the segments it has mapped.
         """
         folder, space = self.folder(collection), collection.space
-        dtype = vectors.MULTI if space.multi_vector else vectors.SINGLE
+        dtype = vectors.stored_as(space.multi_vector)
         mapped = {} if held is None else {info.name: block for info, block in zip(held.manifest.segments, held.files, strict=True)}
         for attempt in range(2):      # twice: another process may switch between the manifest and its segments
             try:

@@ -1,8 +1,9 @@
 """HTTP bodies into frozen requests. The order of the checks and the wording of the errors are a contract with clients.
 
 A request of /v1/embeddings is checked in this order: the shape of the body and the type of every field, a served model, `encoding_format`,
-`dimensions`, the items, `embd_normalize`, and how long items are cut. `null` is the same as absent. Other servers' names for a field are
-accepted; what would silently give other vectors than were asked for (`late_chunking`, int8 output) is refused.
+`dimensions`, `input_type`, `multi_embedding`, the items, `embd_normalize`, and how long items are cut. `null` is the same as absent.
+Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8 output)
+is refused.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from django.conf import settings
 from inference.client import InferenceClient
 from inference.errors import InvalidRequest, UnsupportedCapability
 from inference.fields import Parser, anything, boolean, count, first, kind, malformed, mapping, read, served, short, signed, string
-from inference.wire import EmbedJob, Item, ModelSpec
+from inference.wire import EmbedJob, InputType, Item, ModelSpec
 
 EncodingFormat = Literal["float", "base64"]
 
@@ -34,10 +35,12 @@ class EmbedRequest:
     instruction: str | None = None
     normalize: float | None = None
     truncate: bool = True
+    input_type: InputType | None = None
+    multi_embedding: bool = False         # the caller asked for rows by name, and is told so by the `object` of each item
 
     def job(self) -> EmbedJob:
         return EmbedJob(items=self.items, model=self.model, dimensions=self.dimensions, instruction=self.instruction,
-                        normalize=self.normalize, truncate=self.truncate)
+                        input_type=self.input_type, normalize=self.normalize, truncate=self.truncate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ EMBED_FIELDS: Mapping[str, Parser] = {
     "encoding_type": string, "embedding_type": string, "output_dimension": count, "output_dtype": string,
     "prompt_name": string, "input_type": string, "task": string, "normalize": boolean, "normalized": boolean,
     "truncate": _truncation, "truncation": _truncation, "truncate_prompt_tokens": signed, "truncation_direction": _direction,
+    "multi_embedding": boolean,
     "late_chunking": boolean, "modality": anything, "timeout": anything, "priority": anything, "request_id": anything,
 }
 SEARCH_FIELDS: Mapping[str, Parser] = {"query": string, "limit": signed, "filter": mapping, "include_text": boolean}
@@ -89,9 +93,11 @@ def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:
     model = served(client, "embedding", fields.get("model"), accept_any=settings.ACCEPT_ANY_MODEL)
     encoding = _encoding_format(fields)
     dimensions = _dimensions(fields, model)
+    input_type, multi_embedding = _input_type(fields, model), _multi_embedding(fields, model)
     return EmbedRequest(
         items=_prompted(_checked(items, model), _prompt(fields, model)), model=model.id, encoding_format=encoding, dimensions=dimensions,
-        instruction=fields.get("instruction"), normalize=_normalize(fields, model), truncate=_truncate(fields, model))
+        instruction=fields.get("instruction"), normalize=_normalize(fields, model), truncate=_truncate(fields, model),
+        input_type=input_type, multi_embedding=multi_embedding)
 
 
 def parse_search(body: object) -> SearchRequest:
@@ -177,6 +183,25 @@ def _checked(items: list[str | tuple[int, ...] | _Image], model: ModelSpec) -> l
                 f"input[{i}] contains token id {worst}, which is >= vocab_size {model.vocab_size}. {FOREIGN_IDS}", param="input")
         checked.append(item)
     return checked
+
+
+def _input_type(fields: dict[str, Any], model: ModelSpec) -> InputType | None:
+    """Which side a multi-vector model reads the texts as; other models have prompts for that."""
+    name, value = first(fields, "prompt_name", "input_type", "task")
+    if value is None or not model.multi_vector or value in model.prompts:
+        return None
+    if value.lower() in QUERY:
+        return "query"
+    if value.lower() in DOCUMENT:
+        return "document"
+    raise InvalidRequest(f"unsupported {name} `{short(value)}`; this model reads texts as `query` or `document`", param=name)
+
+
+def _multi_embedding(fields: dict[str, Any], model: ModelSpec) -> bool:
+    wanted = bool(fields.get("multi_embedding"))
+    if wanted and not model.multi_vector:
+        raise UnsupportedCapability(f"`multi_embedding` is not supported: {model.id} gives one vector an input", param="multi_embedding")
+    return wanted
 
 
 def _prompt(fields: dict[str, Any], model: ModelSpec) -> str:

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
     """OpenAI's list. A vector is a list of numbers, or base64 of its little-endian float32 bytes; of a multi-vector model it is a list of
-    rows, or base64 of all rows and their `shape`."""
+    rows, or base64 of all rows and their `shape`. Items are of another `object` only where rows were asked for by name: OpenAI's
+    clients know no other than `embedding`."""
     encode = {"float": _floats, "base64": _base64}[request.encoding_format]
     data = np.ascontiguousarray(result.data, dtype="<f4")
     ends = np.cumsum(result.rows)
     vectors = [data[end - rows:end] if result.multi_vector else data[end - 1] for end, rows in zip(ends, result.rows, strict=True)]
     tokens = int(result.tokens.sum())
+    kind = "multi-embedding" if request.multi_embedding else "embedding"
     body = {
         "object": "list",
-        "data": [{"object": "embedding", "index": i, **encode(vector)} for i, vector in enumerate(vectors)],
+        "data": [{"object": kind, "index": i, **encode(vector)} for i, vector in enumerate(vectors)],
         "model": result.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }

@@ -42,7 +42,11 @@ SCHEMAS: dict[str, Any] = {
                        "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
         "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
         "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
-                                                "text. Ignored by checkpoints without prompts. Also `prompt_name` or `task`."},
+                                                "text. Ignored by checkpoints without prompts. Multi-vector models read `query` and "
+                                                "`document` differently; absent, all texts are documents. Also `prompt_name` or `task`."},
+        "multi_embedding": {**BOOLEAN, "default": False,
+                            "description": "true: each item's `object` is `multi-embedding`; an error where the model is not a "
+                                           "multi-vector one. Such a model gives its rows in any case."},
         "embd_normalize": {**INTEGER, "minimum": -1,
                            "description": "-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm. "
                                           "The checkpoint's own when absent. Also `normalize`: true or false."},
@@ -52,7 +56,7 @@ SCHEMAS: dict[str, Any] = {
     "EmbeddingResponse": _object({
         "object": {"const": "list"},
         "data": _list(_object({
-            "object": {"const": "embedding"}, "index": INTEGER,
+            "object": {"type": "string", "enum": ["embedding", "multi-embedding"]}, "index": INTEGER,
             "embedding": {"oneOf": [_list(NUMBER), _list(_list(NUMBER)), STRING],
                           "description": "A list of rows for multi-vector models; a string with `encoding_format` base64."},
             "shape": _list(INTEGER, description="[rows, width], with base64 of a multi-vector model only.")}, "object index embedding")),

@@ -76,7 +76,7 @@ def embed_queries(collection: Collection, queries: Sequence[str], client: Infere
     tokens = 0
     for at in range(0, len(queries), QUERIES_PER_JOB):
         items = tuple(collection.query_prompt + query for query in queries[at:at + QUERIES_PER_JOB])
-        result = client.embed(EmbedJob(items, model=spec.id, dimensions=None if dims == spec.dims else dims))
+        result = client.embed(EmbedJob(items, model=spec.id, dimensions=None if dims == spec.dims else dims, input_type="query"))
         rows += result.vectors()
         tokens += int(result.tokens.sum())
     return rows, tokens

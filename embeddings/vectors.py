@@ -14,6 +14,11 @@ DTYPES = (SINGLE, MULTI)
 Buffer = bytes | bytearray | memoryview
 
 
+def stored_as(multi_vector: bool) -> str:
+    """The type a space's numbers are stored in. A unit row moves by 2^-11 at most in float16, so a MaxSim of Q query rows by Q / 2048."""
+    return MULTI if multi_vector else SINGLE
+
+
 class Stored(NamedTuple):
     """What a row of the database holds: `numpy.frombuffer(data, dtype).reshape(rows, dims)` is the vector."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from .client import InferenceClient, connect
 from .config import DEFAULT_MODEL, Settings, parse_normalize, parse_pooling
 from .errors import InvalidRequest, ServiceError
-from .wire import EmbedJob, RerankJob
+from .wire import EmbedJob, InputType, RerankJob
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("-m", "--model", default=DEFAULT_MODEL,
                        help=f"a directory, a name under the models directory, or a hub id (default {DEFAULT_MODEL})")
     embed.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="a text to embed; give it again for more")
+    embed.add_argument("-q", "--query", action="append", default=[], metavar="TEXT",
+                       help="a text to embed as a query, for multi-vector models, which read the others as documents; shown first")
     embed.add_argument("--image", action="append", default=[], metavar="FILE", help="an image to embed, for models that take images")
     embed.add_argument("--instruction", help="task for families that document an instruction format")
     embed.add_argument("--dimensions", type=_at_least(1), metavar="N", help="keep the first N components and normalise again")
@@ -104,7 +106,7 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _embed(options: argparse.Namespace) -> int:
-    if not options.prompt and not options.image:
+    if not (options.prompt or options.query or options.image):
         raise InvalidRequest("nothing to embed: give at least one -p TEXT")
     client = _connect(
         options, MLXCEL_EMBEDDING_MODEL=options.model, MLXCEL_EMBEDDING_MAX_LENGTH=options.max_length,
@@ -114,28 +116,34 @@ def _embed(options: argparse.Namespace) -> int:
     assert spec is not None
     if options.image and not spec.images:
         raise InvalidRequest(f"{options.image[0]} is an image, but {spec.id} does not accept images")
-    result = client.embed(EmbedJob(tuple(options.prompt), dimensions=options.dimensions, instruction=options.instruction))
-    vectors = result.vectors()
-    similarity = _similarity(vectors, result.multi_vector) if len(vectors) > 1 else None
+    if options.query and not spec.multi_vector:
+        raise InvalidRequest(f"-q is for multi-vector models; put the query prompt of {spec.id} before a -p TEXT instead")
+    sides: list[tuple[list[str], InputType | None]] = [(options.query, "query"), (options.prompt, None)]
+    results = [client.embed(EmbedJob(tuple(texts), dimensions=options.dimensions, instruction=options.instruction, input_type=side))
+               for texts, side in sides if texts]
+    vectors = [vector for result in results for vector in result.vectors()]
+    truncated = [i + (len(options.query) if result is not results[0] else 0) for result in results for i in result.truncated]
+    similarity = _similarity(vectors, spec.multi_vector) if len(vectors) > 1 else None
     if options.json:
         shown: dict[str, Any] = {
-            "model": result.model,
-            "embeddings": [_rounded(v if result.multi_vector else v[0]) for v in vectors],
-            "shapes": [list(v.shape) if result.multi_vector else [v.shape[1]] for v in vectors],
-            "prompt_tokens": int(result.tokens.sum()),
+            "model": spec.id,
+            "embeddings": [_rounded(v if spec.multi_vector else v[0]) for v in vectors],
+            "shapes": [list(v.shape) if spec.multi_vector else [v.shape[1]] for v in vectors],
+            "prompt_tokens": sum(int(result.tokens.sum()) for result in results),
         }
-        if result.truncated:
-            shown["truncated"] = list(result.truncated)
+        if truncated:
+            shown["truncated"] = truncated
         if similarity is not None:
             shown["similarity"] = similarity.round(6).tolist()
         print(json.dumps(shown))
         return 0
     for vector in vectors:
-        print(json.dumps(_rounded(vector if result.multi_vector else vector[0])))
-    for i in result.truncated:
-        print(f"note: text {i + 1} is longer than {spec.max_length} tokens and was cut", file=sys.stderr)
+        print(json.dumps(_rounded(vector if spec.multi_vector else vector[0])))
+    for i in truncated:
+        limit = "the model's limit of query tokens" if i < len(options.query) else f"{spec.max_length} tokens"
+        print(f"note: text {i + 1} is longer than {limit} and was cut", file=sys.stderr)
     if similarity is not None:
-        print(f"\n{'MaxSim' if result.multi_vector else 'cosine'} similarity:")
+        print(f"\n{'MaxSim' if spec.multi_vector else 'cosine'} similarity:")
         for row in similarity:
             print("  ".join(f"{value:8.4f}" for value in row))
     return 0

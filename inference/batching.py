@@ -71,6 +71,11 @@ class Segments(Memo):
         return int(self.starts[-1])
 
     @cached_property
+    def unseen(self) -> np.ndarray | None:
+        """The indices of hidden rows, ascending; None where there are none."""
+        return None if self.hidden is None or not self.hidden.any() else np.flatnonzero(self.hidden)
+
+    @cached_property
     def starts(self) -> np.ndarray:
         """[B + 1] int32: segment b is rows starts[b] to starts[b + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
@@ -302,9 +307,9 @@ class Batch(Memo):
     type_ids: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[Ids], type_ids: Sequence[Ids] | None = None) -> Batch:
-        """One segment a sequence; none may be empty."""
-        segments = Segments(np.array([len(s) for s in sequences], np.int32))
+    def of(cls, sequences: Sequence[Ids], type_ids: Sequence[Ids] | None = None, *, hidden: np.ndarray | None = None) -> Batch:
+        """One segment a sequence; none may be empty. `hidden` as in Segments."""
+        segments = Segments(np.array([len(s) for s in sequences], np.int32), hidden=hidden)
         ids = np.concatenate(sequences).astype(np.int32)
         if type_ids is None:
             return cls(ids, segments, np.zeros_like(ids))

@@ -1,6 +1,7 @@
 """A model directory as one frozen value: what its files say, checked, before a single weight is read.
 
-Layouts: a plain transformers export, and sentence-transformers' (modules.json with Transformer, Pooling, Dense, Normalize modules).
+Layouts: a plain transformers export; sentence-transformers' (modules.json with Transformer, Pooling, Dense, Normalize modules, for
+multi-vectors without Pooling); colbert-ir's.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .resolve import Source
 LENGTH_CAP = 8192                                  # tokens; what no checkpoint's own limit may exceed
 LFS_POINTER = b"version https://git-lfs"
 SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask")
 
 LEGACY_POOLING = {                                 # flag of 1_Pooling/config.json -> mode; None: not supported
     "pooling_mode_cls_token": "cls",
@@ -79,6 +80,21 @@ class Checkpoint:
     def pools(self) -> bool:
         """Whether it is laid out as an embedder."""
         return self.pooling is not None or "Pooling" in self.modules
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.trunk
+
+    @property
+    def late_interaction(self) -> bool:
+        """One vector per token: modules without a Pooling but with something behind the trunk, or the layout of colbert-ir."""
+        behind = {"Dense", "MultiVectorMask"} & set(self.modules)
+        return self.colbert_ir or (bool(behind) and "Pooling" not in self.modules)
+
+    @property
+    def colbert_ir(self) -> bool:
+        """The projection stands in the trunk's file, the settings in artifact.metadata."""
+        return not self.modules and "ColBERT" in self.architecture
 
     @cached_property
     def weight_files(self) -> tuple[Path, ...]:

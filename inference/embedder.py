@@ -12,6 +12,7 @@ from . import loader, normalize
 from .config import Settings
 from .engine import Engine
 from .errors import InvalidRequest
+from .layers.late_interaction import UNSCORED
 from .opened import Opened
 from .tokenizer import Encoded
 from .wire import EmbedJob, EmbedResult, Item, ModelSpec, Span
@@ -53,7 +54,7 @@ class Embedder:
             self._tokenize_seconds += prepared - began
             self._encode_seconds += time.monotonic() - returned
         return EmbedResult(
-            model=spec.id, data=data, rows=rows, tokens=np.array([len(e.ids) for e in encoded], np.int32),
+            model=spec.id, data=data, rows=rows, tokens=np.array([e.ids.shape[-1] for e in encoded], np.int32),
             multi_vector=spec.multi_vector, truncated=tuple(i for i, e in enumerate(encoded) if e.truncated),
             errors={i: error.message for i, error in sorted(request.errors.items())})
 
@@ -61,7 +62,8 @@ class Embedder:
         if tokens > self._opened.spec.max_length:
             raise InvalidRequest(f"passages of {tokens} tokens are longer than the model's limit of {self._opened.spec.max_length}")
         try:
-            return [self._tokenizer.split(text, tokens, overlap, prompt) for text in texts]
+            marker = late.document.prefix if (late := self._opened.late) else ""
+            return [self._tokenizer.split(text, tokens, overlap, marker + prompt) for text in texts]
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
@@ -70,11 +72,17 @@ class Embedder:
             return self.engine.counters() | {"tokenize_seconds": self._tokenize_seconds, "encode_seconds": self._encode_seconds}
 
     def _prepare(self, job: EmbedJob) -> list[Encoded]:
-        limit = self._opened.spec.max_length
+        side = self._opened.late.side(job.input_type) if self._opened.late else None
+        limit = side.limit if side else self._opened.spec.max_length
         for i, item in enumerate(job.items):
             self._check(i, item)
-        texts = iter(self._tokenizer.encode([self._format(item, job.instruction) for item in job.items if isinstance(item, str)], limit))
+        formatted = [self._format(item, job.instruction) for item in job.items if isinstance(item, str)]
+        texts = iter(side.read(formatted, self._tokenizer) if side else self._tokenizer.encode(formatted, limit))
         encoded = [next(texts) if isinstance(item, str) else Encoded(np.array(item[:limit], np.int32), len(item)) for item in job.items]
+        if side:
+            encoded = [side.marked(e) if e.ids.ndim == 1 else e for e in encoded]
+            if (bare := next((i for i, e in enumerate(encoded) if not e.ids[1].min() < UNSCORED), None)) is not None:
+                raise InvalidRequest(f"input[{bare}] has only tokens that the model leaves out of documents", param="input")
         if not job.truncate and (long := next((i for i, e in enumerate(encoded) if e.truncated), None)) is not None:
             at_least = "" if encoded[long].exact else "at least "
             raise InvalidRequest(

@@ -24,7 +24,7 @@ from .wire import Lane, State
 log = logging.getLogger(__name__)
 
 Forward = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-"""[L_i] int32 token ids, or [2, L_i] ids and type ids, each -> [rows_i, D] f32 each."""
+"""[L_i] int32 token ids, or [2, L_i] ids and type ids (late interaction: marks), each -> [rows_i, D] f32 each."""
 
 RECENT = 1.0                                       # seconds after interactive work in which bulk packs stay small
 SMALL_PACK = 64                                    # tokens of such a pack

@@ -1,6 +1,7 @@
 """From a checkpoint to something that runs: which family it is, what it promises, and the forward pass on a backend."""
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -8,6 +9,7 @@ import platform
 import struct
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -20,7 +22,7 @@ from .checkpoint import Checkpoint
 from .config import Settings
 from .engine import Forward
 from .errors import CheckpointError, ConfigError
-from .layers import dense
+from .layers import dense, late_interaction
 from .opened import Backend, Opened, Pooling
 from .tokenizer import Tokenizer
 from .weights import Weights, read_config
@@ -55,7 +57,7 @@ def embedding_family(checkpoint: Checkpoint) -> ModuleType:
         layout = "an embedding checkpoint (sentence-transformers pooling layout), but" if checkpoint.pooling else "of an unknown kind:"
         known = ", ".join(sorted(families.model_types()))
         raise CheckpointError(f"{checkpoint.root} is {layout} model_type {name!r} has no embedding family; known: {known}")
-    if not (checkpoint.pools or architecture in family.ARCHITECTURES):
+    if not (checkpoint.pools or checkpoint.late_interaction or architecture in family.ARCHITECTURES):
         raise CheckpointError(
             f"{checkpoint.root} is not an embedding checkpoint: architectures[0] is {architecture or 'missing'} and there is no pooling "
             f"module; {name} embeds as {', '.join(family.ARCHITECTURES)}")
@@ -69,7 +71,7 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     way = rerankers.find(checkpoint) if kind == "reranker" else None
     family = way.family(checkpoint) if way else embedding_family(checkpoint)
     config = read_config(family.Config, dict(checkpoint.config))
-    tokenizer = Tokenizer(checkpoint.trunk)
+    tokenizer = Tokenizer(checkpoint.tokenizer_folder)
     lowered = settings.rerank_max_length if way else settings.max_length
     limits = [checkpoint.length_limit, *([lowered] if lowered else [])]
     if (own := getattr(config, "max_length", None)) is not None:
@@ -79,23 +81,37 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     fixed = getattr(family.Model, "pooling_is_fixed", False)
     pooling = cast(Pooling, (not fixed and (settings.pooling or checkpoint.pooling)) or family.Model.pooling)
     width = getattr(config, "dims", config.hidden_size)
-    modules = () if way else dense.read(checkpoint, width)
+    late = _late_interaction(checkpoint, config, tokenizer, width, limits, settings) if checkpoint.late_interaction and not way else None
+    modules = late.modules if late else () if way else dense.read(checkpoint, width)
     dims = 1 if way else modules[-1].config.out_features if modules else width
     configured = [alias for alias, target in settings.aliases.items() if target in (checkpoint.id, checkpoint.repo)]
     aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
+    normal = late.normalize if late else checkpoint.normalize
+    weights_hash = checkpoint.weights_hash(settings.cache_dir)
     spec = ModelSpec(
         id=checkpoint.id, aliases=tuple(aliases), kind=kind, family=checkpoint.model_type, revision=checkpoint.revision,
-        weights_hash=checkpoint.weights_hash(settings.cache_dir), dims=dims, max_length=min(limits),
-        vocab_size=config.vocab_size, pooling="" if way else pooling,
-        normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if checkpoint.normalize else -1.0,
-        prompts=checkpoint.prompts, instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"),
-        scoring=way.SCORING if way else "",
+        weights_hash=hashlib.sha256(f"{weights_hash}{late.signature}".encode()).hexdigest() if late else weights_hash,
+        dims=dims, max_length=late.document.limit if late else min(limits), vocab_size=config.vocab_size,
+        pooling="" if way else "none" if late else pooling, multi_vector=late is not None,
+        normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if normal else -1.0,
+        prompts={name: text for name, text in checkpoint.prompts.items() if not late or name not in late_interaction.PROMPTS},
+        instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"), scoring=way.SCORING if way else "",
         backend=backend, precision=provider.precision if provider else _precision(checkpoint),
         provider=provider.name if provider else "", parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
-    opened = Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules)
+    opened = Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules, late)
     if way:
         way.Pairs(opened)                          # raises for one that could pair nothing
     return opened
+
+
+def _late_interaction(checkpoint: Checkpoint, config: Any, tokenizer: Tokenizer, width: int, limits: Sequence[int],
+                      settings: Settings) -> late_interaction.LateInteraction:
+    if settings.pooling:
+        raise ConfigError(f"MLXCEL_EMBEDDING_POOLING={settings.pooling}, but {checkpoint.id} gives a vector for every token and pools none")
+    if getattr(config, "pad_to", None):
+        raise CheckpointError(f"{checkpoint.root} has no Pooling module; {checkpoint.model_type} is served with one vector a text only")
+    bounds = [n for n in (settings.max_length, getattr(config, "max_length", None)) if n]
+    return late_interaction.read(checkpoint, tokenizer, width, bounds)
 
 
 def engine_options(opened: Opened, settings: Settings) -> dict[str, Any]:
@@ -117,8 +133,12 @@ def load(opened: Opened) -> Forward:
     """Reads the weights. The returned function must be called on threads of this backend: for mlx, only the calling one."""
     family, checkpoint = opened.family, opened.checkpoint
     weights = Weights.open(checkpoint.trunk, ops.backend(opened.backend), root=checkpoint.root).strip(*family.PREFIXES)
+    if checkpoint.colbert_ir:
+        weights.rename(late_interaction.rename)
     model, chain = family.Model(weights, opened.config), dense.Chain(weights, opened.dense)
     weights.close((*family.DROPPED, *chain.dropped))
+    if opened.late:
+        return partial(late_interaction.forward, model, chain)
 
     def forward(sequences: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         batch = Batch.of(sequences)

@@ -10,7 +10,7 @@ from .tokenizer import Tokenizer
 from .wire import ModelSpec
 
 if TYPE_CHECKING:
-    from .layers import dense
+    from .layers import dense, late_interaction
 
 Backend = Literal["mlx", "host"]
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
@@ -27,7 +27,8 @@ class Opened:
     backend: Backend
     pooling: Pooling
     spec: ModelSpec
-    dense: tuple[dense.Module, ...] = ()           # what the pooled vector goes through
+    dense: tuple[dense.Module, ...] = ()           # what the pooled vector, or every row, goes through
+    late: late_interaction.LateInteraction | None = None       # of a multi-vector model; its `pooling` has no meaning
 
     @property
     def pad_to(self) -> tuple[int, int] | None:

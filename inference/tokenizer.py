@@ -78,6 +78,16 @@ class Tokenizer:
         self.specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self.pair_specials: int = self._tokenizer.num_special_tokens_to_add(is_pair=True)
 
+    def token_id(self, token: str) -> int | None:
+        """None for what is no single token of the vocabulary."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def register(self, token: str | None) -> None:
+        """From now on a text that spells this token of the vocabulary is that token; before any text is read. None: nothing."""
+        if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+            self._tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True)])
+
     def encode(self, texts: Sequence[str], limit: int) -> list[Encoded]:
         """At most `limit` tokens each: cut on the right, keeping the special tokens that the tokenizer appends."""
         likely = max(LEAST, LIKELY * limit)

@@ -10,6 +10,7 @@ import numpy as np
 Kind = Literal["embedding", "reranker"]
 Lane = Literal["interactive", "bulk"]
 State = Literal["cold", "loading", "ready", "failed"]
+InputType = Literal["query", "document"]
 
 Item = str | tuple[int, ...]
 """One thing to embed: a text, or token ids that are used verbatim."""
@@ -24,11 +25,11 @@ class ModelSpec:
     kind: Kind
     family: str                               # config.json's model_type
     revision: str                             # of a hub snapshot, else ""
-    weights_hash: str                         # sha256 over the weight files, hex
+    weights_hash: str                         # sha256, hex, over the weight files and what else of the files changes a vector
     dims: int                                 # native width of a vector
     max_length: int                           # tokens, special ones included
     vocab_size: int                           # 0: unknown, ids are not checked
-    pooling: str                              # cls | mean | max | lasttoken
+    pooling: str                              # cls | mean | max | lasttoken; none of a multi-vector model
     normalize: float                          # p of the norm; -1 none, 0 max-absolute int16, 2 euclidean
     prompts: Mapping[str, str] = field(default_factory=dict)   # config_sentence_transformers.json
     images: bool = False
@@ -48,12 +49,17 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """Items to embed with one model. `timeout` is in seconds from now; None takes the configured one."""
+    """Items to embed with one model. `timeout` is in seconds from now; None takes the configured one.
+
+    input_type: what the items are to a multi-vector model, which reads queries and documents differently; None: documents. Other
+    models read all texts alike: their prompts are the caller's.
+    """
 
     items: tuple[Item, ...]
     model: str | None = None
     dimensions: int | None = None             # keep the first n components, then normalise again
     instruction: str | None = None            # for families that document a format; others ignore it
+    input_type: InputType | None = None
     normalize: float | None = None            # None: as the checkpoint says
     truncate: bool = True                     # False: an item over max_length is an InvalidRequest naming it
     lane: Lane = "interactive"

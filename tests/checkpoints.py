@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from safetensors.numpy import save_file
 from tokenizers import models, pre_tokenizers, processors
 
 from inference.checkpoint import Checkpoint
@@ -36,6 +37,45 @@ def write(case: Case, folder: Path, **side: Any) -> Path:
         path = folder / f"{name.replace('__', '/')}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
+    return folder
+
+
+def colbert(folder: Path, data: Path, **settings: Any) -> Path:
+    """A tiny random ColBERT in PyLate's layout with all-MiniLM-L6-v2's real tokenizer. Its layer adds little to the word embeddings, so
+    that rows of one word are alike wherever they stand, and rows of different words are not."""
+    folder.mkdir(parents=True)
+    real = data / "checkpoints" / "sentence-transformers__all-MiniLM-L6-v2"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(real / name, folder / name)
+    width, inner, vocabulary, rng = 16, 32, 30522, np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * 0.02).astype(np.float32)
+
+    tensors = {"embeddings.word_embeddings.weight": normal(vocabulary, width) * 50,
+               "embeddings.position_embeddings.weight": normal(128, width), "embeddings.token_type_embeddings.weight": normal(2, width)}
+    layer = "encoder.layer.0."
+    for name, rows, columns in (("attention.self.query", width, width), ("attention.self.key", width, width),
+                                ("attention.self.value", width, width), ("attention.output.dense", width, width),
+                                ("intermediate.dense", inner, width), ("output.dense", width, inner)):
+        tensors |= {f"{layer}{name}.weight": normal(rows, columns), f"{layer}{name}.bias": normal(rows)}
+    for name in ("embeddings.LayerNorm", f"{layer}attention.output.LayerNorm", f"{layer}output.LayerNorm"):
+        tensors |= {f"{name}.weight": np.ones(width, np.float32), f"{name}.bias": np.zeros(width, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "1_Dense").mkdir()
+    save_file({"linear.weight": np.eye(12, width, dtype=np.float32)}, folder / "1_Dense" / "model.safetensors")
+    side = {
+        "config": {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": vocabulary, "hidden_size": width,
+                   "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": inner, "max_position_embeddings": 128},
+        "modules": [{"type": "sentence_transformers.models.Transformer", "path": ""},
+                    {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}],
+        "1_Dense/config": {"in_features": width, "out_features": 12, "bias": False,
+                           "activation_function": "torch.nn.modules.linear.Identity"},
+        "config_sentence_transformers": {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16,
+                                         "document_length": 64} | settings,
+    }
+    for name, content in side.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
 

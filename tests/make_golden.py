@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.families import CASES, Case
+from tests.late_interaction import LATE, Late, make_late
 from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES, WORDS, Pairing
 
 POOLING = ("cls", "mean", "max", "lasttoken")
@@ -199,6 +200,7 @@ def prompt(tokenizer: Any, query: str, document: str, pairing: Pairing) -> list[
 
 def main(names: list[str]) -> None:
     cases = {case.name: case for case in CASES} | {f"rerankers/{pairing.name}": pairing for pairing in PAIRINGS}
+    cases |= {f"late/{case.name}": case for case in LATE}
     if unknown := set(names) - set(cases):
         raise SystemExit(f"no case is called {', '.join(sorted(unknown))}; known: {', '.join(cases)}")
     for name in names or cases:
@@ -206,6 +208,8 @@ def main(names: list[str]) -> None:
         case.folder.mkdir(parents=True, exist_ok=True)
         if isinstance(case, Pairing):
             make_pairing(case, case.folder)
+        elif isinstance(case, Late):
+            make_late(case, case.folder)
         else:
             make(case, case.folder)
         print(name, {path.name: path.stat().st_size for path in sorted(case.folder.rglob("*.*"))})

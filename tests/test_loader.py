@@ -238,8 +238,9 @@ def edit(path: Path, **changes) -> None:
     (lambda f: (f / "2_Dense" / "config.json").unlink(), "2_Dense/config.json is missing"),
     (lambda f: (f / "2_Dense" / "model.safetensors").rename(f / "2_Dense" / "pytorch_model.bin"),
      r"2_Dense has no \*\.safetensors: it has PyTorch pickles only"),
-    (lambda f: (f / "modules.json").write_text(json.dumps([{"type": "Transformer", "path": ""}, {"type": "Dense", "path": "2_Dense"}])),
-     "lists Transformer, Dense; a Dense module is expected after Pooling"),
+    (lambda f: (f / "modules.json").write_text(json.dumps([
+        {"type": "Transformer", "path": ""}, {"type": "Dense", "path": "2_Dense"}, {"type": "Pooling", "path": "1_Pooling"}])),
+     "lists Transformer, Dense, Pooling; a Dense module is expected after Pooling"),
 ])
 def test_dense_modules_that_do_not_fit_are_named(change, said: str, tmp_path: Path) -> None:
     folder = write(DENSE, tmp_path / "m")

@@ -247,8 +247,8 @@ def attention_formula(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: Seg
             seen = [key for key in keys
                     if (not causal or position[key] <= position[row])
                     and (window is None or abs(int(position[key]) - int(position[row])) <= window)
-                    and (segments.hidden is None or not segments.hidden[key])] or [row]
-            for head in range(q.shape[1]):
+                    and (segments.hidden is None or not segments.hidden[key])]
+            for head in range(q.shape[1] if seen else 0):
                 scores = scale * (k[seen, head // group].astype(F64) @ q[row, head].astype(F64))
                 weights = np.exp(scores - scores.max())
                 out[row, head] = weights @ v[seen, head // group].astype(F64) / weights.sum()

@@ -24,8 +24,8 @@ DROPPED = (r"^lm_head\.", r"rotary_emb\.inv_freq$")
 
 
 def accepts(checkpoint: Checkpoint) -> None:
-    """CheckpointError for a causal LFM2 that pools its first row, which has seen nothing."""
-    if _causal(checkpoint.config) and (checkpoint.pooling or Model.pooling) == "cls":
+    """CheckpointError for a causal LFM2 that pools its first row, which has seen nothing; late interaction pools none."""
+    if _causal(checkpoint.config) and (checkpoint.pooling or Model.pooling) == "cls" and not checkpoint.late_interaction:
         raise CheckpointError(
             f"config.json: architectures[0] is {checkpoint.architecture or 'missing'} and is_causal is "
             f"{checkpoint.config.get('is_causal', 'missing')}, with cls pooling; lfm2 is an embedder as {ARCHITECTURES[0]}, with "
@@ -87,6 +87,8 @@ class ShortConvolution:
         self.causal = c.is_causal
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        if (unseen := batch.segments.unseen) is not None:          # rows that nobody attends to do not reach others here either
+            x = ops.put(x, unseen, ops.rows(x, unseen) * 0.0)
         b, c, x = ops.split(self.input(x), 3)
         return self.output(c * self.convolution(b * x, batch.segments, causal=self.causal))
 

@@ -1,4 +1,4 @@
-"""Dense modules of sentence-transformers: linear layers that the pooled vector goes through. Reference: its `Dense` module.
+"""Dense modules of sentence-transformers: linear layers that the pooled vector, or every row, goes through. Reference: its `Dense`.
 
 Two layouts: `2_Dense/config.json` beside `2_Dense/model.safetensors`, and weights folded into the trunk's file as `dense.0.weight`,
 `dense.1.weight`, ... (MLX conversions), with or without the modules' configs.
@@ -29,18 +29,14 @@ class Config:
     out_features: int
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
-    module_input_name: str = "sentence_embedding"
-    module_output_name: str = "sentence_embedding"
+    module_input_name: str = ""                           # empty: what the modules before it make
+    module_output_name: str = ""
     use_residual: bool = False
 
     def __post_init__(self) -> None:
         if self.activation_function.rpartition(".")[2] not in ACTIVATIONS:
             raise CheckpointError(
                 f"config.json: activation_function is {self.activation_function!r}; known: torch's {', '.join(ACTIVATIONS)}")
-        if {self.module_input_name, self.module_output_name} != {"sentence_embedding"}:
-            raise CheckpointError(
-                f"config.json: the module maps {self.module_input_name!r} to {self.module_output_name!r}; "
-                "expected 'sentence_embedding' for both")
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,13 @@ class Module:
 
 
 def read(checkpoint: Checkpoint, width: int) -> tuple[Module, ...]:
-    """The modules behind pooling, in order; `width` is what the first has to take. CheckpointError where they do not fit together."""
+    """The modules behind pooling, or behind the trunk where nothing is pooled, in order; `width` is what the first has to take.
+
+    CheckpointError where they do not fit together.
+    """
     kinds = checkpoint.modules
     first = kinds.index("Dense") if "Dense" in kinds else len(kinds)
-    if first < len(kinds) and ("Pooling" not in kinds[:first] or "Normalize" in kinds[:first]):
+    if first < len(kinds) and (("Pooling" in kinds and "Pooling" not in kinds[:first]) or "Normalize" in kinds[:first]):
         raise CheckpointError(
             f"{checkpoint.root / 'modules.json'} lists {', '.join(kinds)}; a Dense module is expected after Pooling and before Normalize")
     listed = [folder for kind, folder in zip(kinds, checkpoint.module_folders, strict=True) if kind == "Dense"]
@@ -75,7 +74,13 @@ def _config(checkpoint: Checkpoint, folder: str) -> Config:
     if not weights and not any(FOLDED.match(name) for file in checkpoint.weight_files for name in read_header(file)):
         raise CheckpointError(f"{checkpoint.root / folder} has no *.safetensors" + instead(checkpoint.root / folder))
     try:
-        return read_config(Config, raw)
+        config = read_config(Config, raw)
+        given = "token_embeddings" if checkpoint.late_interaction else "sentence_embedding"
+        source = config.module_input_name or given
+        if (source, config.module_output_name or source) != (given, given):
+            raise CheckpointError(
+                f"config.json: the module maps {source!r} to {config.module_output_name or source!r}; expected {given!r} for both")
+        return config
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.root / folder}/{error.message}") from None
 
@@ -113,7 +118,7 @@ class Dense:
 
 
 class Chain:
-    """[B, D] -> [B, the last module's width]. Takes its weights from their folder, and the folded ones where that has none."""
+    """[N, D] -> [N, the last module's width]. Takes its weights from their folder, and the folded ones where that has none."""
 
     def __init__(self, w: Weights, modules: Sequence[Module]) -> None:
         self.modules: list[Dense] = []

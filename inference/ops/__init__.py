@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from . import rules
+
 if TYPE_CHECKING:
     from ..batching import Rope, Segments
 
@@ -172,9 +174,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bo
 
     causal: a row sees itself and what stands before it. window: an inclusive radius, row and key at most that many positions
     apart. scale: Dh ** -0.5 unless given. H is a multiple of Hkv: head h reads keys and values h // (H / Hkv). Rows in
-    `segments.hidden` are seen by nobody, except that a row which would see nothing sees itself.
+    `segments.hidden` are seen by nobody. A row that sees nothing gets zeros, as from torch's scaled_dot_product_attention: so do
+    the rows of an expanded query that stand further than the window from its text.
     """
-    return _of(q).attention(q, k, v, segments, causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    y = _of(q).attention(q, k, v, segments, causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    lost = rules.blind(segments, causal, window)
+    return y if lost is None else put(y, lost, rows(y, lost) * 0.0)
 
 
 # ---- ends

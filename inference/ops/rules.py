@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def visible(queries: Any, keys: Any, hidden: Any, causal: bool, window: int | None) -> Any:
     """Who sees whom: positions [..., Lq] and [..., Lk], `hidden` [..., Lk] bool or None -> [..., Lq, Lk] bool.
 
-    None where every row sees every key. A row that sees nothing sees itself: softmax over nothing is NaN.
+    None where every row sees every key. A row that sees nothing sees itself, since softmax over nothing is NaN; see `blind`.
     """
     if not causal and window is None and hidden is None:
         return None
@@ -24,6 +24,26 @@ def visible(queries: Any, keys: Any, hidden: Any, causal: bool, window: int | No
         allowed = allowed & ~hidden[..., None, :]
         allowed = allowed | ((apart == 0) & ~allowed.any(axis=-1, keepdims=True))
     return allowed
+
+
+def blind(segments: Segments, causal: bool, window: int | None) -> np.ndarray | None:
+    """The rows of a pack that see no row at all, ascending; None where there are none."""
+    if segments.hidden is None:
+        return None
+
+    def build() -> np.ndarray:
+        assert segments.hidden is not None
+        found = []
+        for b in range(segments.count):
+            own, keys = segments.rows(b), np.arange(segments.total)[segments.keys(b)]
+            seen = segments.positions[keys][~segments.hidden[keys]]
+            at, radius = segments.positions[own], segments.total if window is None else window
+            counts = np.searchsorted(seen, at if causal else at + radius, "right") - np.searchsorted(seen, at - radius, "left")
+            found.append(np.flatnonzero(counts == 0) + own.start)
+        return np.concatenate(found)
+
+    rows: np.ndarray = segments.memo(("blind", causal, window), build)
+    return rows if len(rows) else None
 
 
 def neighbour(segments: Segments, offset: int) -> tuple[np.ndarray, np.ndarray]:

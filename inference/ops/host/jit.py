@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable

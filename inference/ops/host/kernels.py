@@ -10,7 +10,6 @@ import numpy as np
 
 from .jit import kernel
 from .simd import (
-    BF16_DOT,
     ROWS,
     WIDTH,
     add_row,
