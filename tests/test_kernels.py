@@ -19,9 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.batching import Segments
+from inference.config import Settings
 from inference.errors import ConfigError
 from inference.ops import host
-from inference.ops.host import arena, blas
+from inference.ops.host import arena, blas, team
+from inference.transports.local import LocalClient
+from inference.wire import EmbedJob
 from tests.conftest import missing
 
 if "numba" not in sys.modules:                             # host imports it where it is installed
@@ -281,3 +284,91 @@ def test_a_cache_that_was_filled_and_made_read_only_is_used(tmp_path: Path, monk
 def test_scratch_holds_what_attention_lays_out() -> None:
     assert kernels.scratch_size(1, 1) >= 2 * simd.WIDTH + kernels.QUERIES
     assert kernels.scratch_size(512, 64) == simd.WIDTH + kernels.QUERIES + 512 * 64 * 2 + kernels.QUERIES * 512
+
+
+# ---- a whole model
+
+@pytest.mark.parametrize("precision", ["f32", pytest.param("bf16", marks=pytest.mark.skipif(not simd.BF16_DOT, reason="no avx512_bf16"))])
+def test_vectors_are_the_same_to_the_bit_for_any_threads_and_neighbours(minilm: Path, precision: str) -> None:
+    """1, 2 and 4 threads; alone, in a batch and in another order; in one request and from four callers at once."""
+    texts = [("the sea and the wind " * n)[:4 * n * n] for n in range(1, 25)]
+    want: np.ndarray | None = None
+    for threads in (1, 2, 4):
+        client = LocalClient(Settings(embedding_models=(str(minilm),), backend="host", threads=threads, host_precision=precision))
+        together = client.embed(EmbedJob(tuple(texts))).data
+        want = together if want is None else want
+        np.testing.assert_array_equal(together, want)
+        np.testing.assert_array_equal(client.embed(EmbedJob(tuple(texts[::-1]), lane="bulk")).data[::-1], want)
+        np.testing.assert_array_equal(np.concatenate([client.embed(EmbedJob((text,))).data for text in texts]), want)
+        got: dict[int, np.ndarray] = {}
+        callers = [threading.Thread(target=lambda i=i: got.update({i: client.embed(EmbedJob(tuple(texts[i::4]))).data})) for i in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        for i in range(4):
+            np.testing.assert_array_equal(got[i], want[i::4])
+        spec = client.describe("embedding")
+        assert spec is not None and spec.precision == precision and spec.provider.startswith("kernels (")
+        client.close()
+    host.prepare("auto", "f32", 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 80), outputs=st.integers(1, 300), inputs=st.integers(1, 100), threads=st.integers(2, 5))
+def test_shared_operations_give_the_same_bits(rows, outputs, inputs, threads) -> None:
+    x, product = normal(rows, inputs), fast.Product(normal(outputs, inputs, seed=1), normal(outputs, seed=2))
+    heads, segments = normal(rows, 4, 20), Segments(np.array([rows]))
+    with pytest.MonkeyPatch.context() as patch, team.pack():
+        patch.setattr(fast, "SHARED", 0)
+        results = []
+        for size in (1, threads):
+            team.resize(size)
+            results.append((product(x), fast.attention(heads, heads, heads, segments, True, None, 0.3)))
+        team.resize(1)
+    for one, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, many)
+
+
+def test_nothing_is_shared_while_two_packs_run_and_an_error_reaches_its_caller() -> None:
+    done: list[tuple[int, int]] = []
+    team.resize(3)
+    try:
+        with team.pack():
+            with team.pack():
+                assert not team.share(lambda i, n: done.append((i, n)), 8)
+            assert team.share(lambda i, n: done.append((i, n)), 2) and sorted(done) == [(0, 2), (1, 2)]
+            with pytest.raises(ZeroDivisionError):
+                team.share(lambda i, n: 1 // (i - 1), 3)
+            done.clear()
+            assert team.share(lambda i, n: done.append((i, n)), 8) and sorted(done) == [(0, 3), (1, 3), (2, 3)]
+    finally:
+        team.resize(1)
+
+
+# ---- MKL
+
+@pytest.fixture(scope="module")
+def mkl():
+    library = blas._load_mkl()
+    if library is None:
+        pytest.skip("MKL is not installed: pip install 'mlxcel[cpu-intel]'")
+    return library
+
+
+def test_mkl_multiplies_steadily(mkl) -> None:
+    x, weight, bias = normal(200, 384), normal(96, 384, seed=1), normal(96, seed=2)
+    product = blas.choose("mkl").product(weight, bias)
+    np.testing.assert_allclose(product(x), x.astype(F64) @ weight.T + bias, atol=1e-4)
+    np.testing.assert_array_equal(product(x)[7:12], product(x[7:12]))
+
+
+@pytest.mark.parametrize(("split", "bound"), [(True, 2e-5), (False, 8e-3)])
+def test_mkls_bf16_products_are_those_of_the_halves(mkl, split: bool, bound: float) -> None:
+    """The same calls as with AMX, which processors without it answer slowly."""
+    x, weight, bias = normal(40, 384), normal(64, 384, seed=1), normal(64, seed=2)
+    got = blas.MklHalves(mkl, weight, bias, split)(x) - bias
+    a, b = (blas.from_bf16(blas.halves(f, low_first=i == 1, twice=split)).astype(F64) for i, f in enumerate((x, weight)))
+    scale = np.abs(x).astype(F64) @ np.abs(weight).T
+    assert (np.abs(got - a @ b.T) / scale).max() < 1e-6
+    assert (np.abs(got - x.astype(F64) @ weight.T.astype(F64)) / scale).max() < bound / 2

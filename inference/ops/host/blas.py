@@ -193,7 +193,7 @@ def _mkl(precision: Precision) -> Provider:
         raise _Missing("not installed: pip install 'mlxcel[cpu-intel]'")
     version = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(version, _INT(200))
-    name = "mkl " + next((word for word in version.value.decode().split() if word[:2] == "20"), "")
+    name = "mkl " + next((word.removesuffix("-Product") for word in version.value.decode().split() if word[:2] == "20"), "")
     if precision == "f32":
         return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _mkl_f32(library, w), weight, bias))
     if "amx_bf16" not in cpu_flags():
