@@ -90,7 +90,8 @@ def test_norms_of_denormal_and_of_equal_rows(width: int) -> None:
     assert np.isnan(fast.LayerNorm(weight, bias, 1e-5)(np.full((1, width), np.nan, F32))).all()
 
 
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (1, 384, 1536), (13, 33, 7), (25, 100, 1025), (12, 32, 2500), (200, 65, 4100)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [
+    (1, 1, 1), (1, 384, 1536), (13, 33, 7), (25, 100, 1025), (12, 32, 2500), (200, 65, 4100)])
 def test_products(rows: int, outputs: int, inputs: int) -> None:
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
     want = x.astype(F64) @ weight.T.astype(F64) + bias
@@ -106,7 +107,8 @@ def test_the_arithmetic_of_split_products(mode: str, bound: float) -> None:
     """What MKL is given, multiplied in float64: three products of halves keep 16 bits of each factor, one keeps 8."""
     x, weight = normal(40, 384), normal(64, 384, seed=1)
     twice = mode == "bf16x3"
-    got = blas.from_bf16(blas.halves(x, twice=twice)).astype(F64) @ blas.from_bf16(blas.halves(weight, low_first=True, twice=twice)).T.astype(F64)
+    a, b = (blas.from_bf16(blas.halves(f, low_first=i == 1, twice=twice)).astype(F64) for i, f in enumerate((x, weight)))
+    got = a @ b.T
     scale = np.abs(x).astype(F64) @ np.abs(weight).T
     assert (np.abs(got - x.astype(F64) @ weight.T.astype(F64)) / scale).max() < bound / 2
 
@@ -119,7 +121,8 @@ def test_rounding_to_bf16_is_to_nearest_even() -> None:
 
 
 @pytest.mark.skipif(not simd.BF16_DOT, reason="this processor has no avx512_bf16")
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (1, 40, 384), (13, 33, 7), (50, 384, 1536), (12, 32, 2501), (30, 8, 16), (30, 8, 48)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [
+    (1, 1, 1), (1, 40, 384), (13, 33, 7), (50, 384, 1536), (12, 32, 2501), (30, 8, 16), (30, 8, 48)])
 def test_bf16_products(rows: int, outputs: int, inputs: int) -> None:
     """Of the rounded factors, exactly but for the f32 sums; and every row for itself."""
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
@@ -210,7 +213,7 @@ def test_an_exception_in_the_middle_of_a_pack_leaves_the_next_one_alone() -> Non
 def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blas.choose("numpy").name.startswith("numpy")
     assert blas.choose().name.startswith("kernels (")
-    with pytest.raises(ConfigError, match="MLXCEL_HOST_PRECISION=bf16 with MLXCEL_HOST_BLAS=numpy is not possible.*f32 only"):
+    with pytest.raises(ConfigError, match=r"MLXCEL_HOST_PRECISION=bf16 with MLXCEL_HOST_BLAS=numpy is not possible.*f32 only"):
         blas.choose("numpy", "bf16")
     monkeypatch.setattr(blas, "cpu_flags", lambda: frozenset({"avx512f"}))
     with pytest.raises(ConfigError, match=r"bf16x3.*auto.*mkl: .*; kernels: three bf16 products gain nothing"):
@@ -238,10 +241,10 @@ from inference import ops
 from inference.ops.host import jit
 x = np.ones((2, 40), np.float32)
 host = ops.backend("host")
-print(float(ops.gelu(x)[0, 0]), host.provider().name, jit.numba.config.CACHE_DIR)
+print(float(ops.gelu(x)[0, 0]), host.provider().name, jit.config.CACHE_DIR)
 """
 WITHOUT_NUMBA = PROGRAM.replace("import numpy", "import sys; sys.modules['numba'] = None\nimport numpy", 1).replace(
-    "from inference.ops.host import jit\n", "").replace(", jit.numba.config.CACHE_DIR", "")
+    "from inference.ops.host import jit\n", "").replace(", jit.config.CACHE_DIR", "")
 
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -267,7 +270,7 @@ def test_a_cache_that_was_filled_and_made_read_only_is_used(tmp_path: Path, monk
     from inference.ops.host import jit
 
     source = tmp_path / "kept"
-    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", str(source))
+    monkeypatch.setattr(jit.config, "CACHE_DIR", str(source))
     folder = Path(jit._cache_dir())
     assert folder.parent == source
     (folder / "kernel.nbi").write_text("compiled")
@@ -301,7 +304,11 @@ def test_vectors_are_the_same_to_the_bit_for_any_threads_and_neighbours(minilm: 
         np.testing.assert_array_equal(client.embed(EmbedJob(tuple(texts[::-1]), lane="bulk")).data[::-1], want)
         np.testing.assert_array_equal(np.concatenate([client.embed(EmbedJob((text,))).data for text in texts]), want)
         got: dict[int, np.ndarray] = {}
-        callers = [threading.Thread(target=lambda i=i: got.update({i: client.embed(EmbedJob(tuple(texts[i::4]))).data})) for i in range(4)]
+
+        def call(i: int, client: LocalClient = client, got: dict[int, np.ndarray] = got) -> None:
+            got[i] = client.embed(EmbedJob(tuple(texts[i::4]))).data
+
+        callers = [threading.Thread(target=call, args=(i,)) for i in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .jit import kernel
 from .simd import (
+    BF16_DOT,
     ROWS,
     WIDTH,
     add_row,
@@ -127,13 +128,14 @@ def linear(x, panels, start, out, first, last):
                     i += count
 
 
-@kernel("void(float32[:,:,:], float32[:,:,:], float32[:,:,:], float32[:,:,::1], int32[::1], int32[::1], boolean[::1], boolean, intp,"
-        " float32, float32[::1], intp, intp)")
+@kernel("void(float32[:,:,:], float32[:,:,:], float32[:,:,:], float32[:,:,::1], int32[::1], int32[::1], boolean[::1], "
+        "boolean, intp, float32, float32[::1], intp, intp)")
 def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scratch, first, last):
     """Heads of keys and values `first` to `last`, of every segment: [T, H, Dh], [T, Hkv, Dh] x 2 -> [T, H, Dh].
 
-    parent: [B] or empty; hidden: [T] or empty; window: -1 for none. scratch holds `WIDTH` zeros, QUERIES totals, the keys of one head in panels,
-    its values in panels, and the scores of QUERIES rows, for the segment with the most keys (`scratch_size`).
+    parent: [B] or empty; hidden: [T] or empty; window: -1 for none. scratch holds `WIDTH` zeros, QUERIES
+    totals, the keys of one head in panels, its values in panels, and the scores of QUERIES rows, for the segment with the most keys
+    (`scratch_size`).
     """
     width, groups = q.shape[2], q.shape[1] // k.shape[1]
     value_panels = -(-width // WIDTH)
