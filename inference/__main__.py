@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     arch = commands.add_parser("arch", help="list the model families and rerankers that can be loaded")
     arch.add_argument("--json", action="store_true", help="print one JSON object")
     arch.set_defaults(run=_arch)
+
+    warm = commands.add_parser("warm", help="compile the kernels of the CPU backend now, so that no start has to")
+    warm.set_defaults(run=_warm)
     return parser
 
 
@@ -218,6 +221,22 @@ def _arch(options: argparse.Namespace) -> int:
         print(f"{way['scoring']:<{width}}  reranker   model_type {', '.join(way['model_types'])}  ({', '.join(way['architectures'])})")
         print(f"{'':<{width}}  {way['about']}")
     print(f"\nbackend: {backend}" + (f", {threads} thread{'s' * (threads > 1)}, {provider.name}, {provider.precision}" if provider else ""))
+    return 0
+
+
+def _warm(options: argparse.Namespace) -> int:
+    import time
+
+    from .loader import choose_backend, host
+
+    settings = Settings.from_env()
+    if choose_backend(settings) != "host":
+        print("nothing to compile: the backend is mlx")
+        return 0
+    began = time.monotonic()
+    provider = host(settings).provider()
+    print(f"{provider.name}, {provider.precision}: ready in {time.monotonic() - began:.1f} s"
+          + (f", kept in {os.environ['NUMBA_CACHE_DIR']}" if "numba" in sys.modules else "; numba is not installed, numpy does the work"))
     return 0
 
 

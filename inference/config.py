@@ -105,7 +105,8 @@ class Settings:
         "the first of these that is there")
     host_precision: Precision = _setting(
         "MLXCEL_HOST_PRECISION", "f32", _choice(*get_args(Precision)),
-        "f32; bf16: linear layers in bfloat16 (AMX with MKL, or avx512_bf16); bf16x3: three bf16 products for nearly f32 results (AMX with MKL)")
+        "f32; bf16: linear layers in bfloat16 (needs avx512_bf16, or AMX with MKL); bf16x3: three bf16 products that nearly give f32's "
+        "results (needs AMX with MKL)")
     pooling: str | None = _setting(
         "MLXCEL_EMBEDDING_POOLING", None, parse_pooling, "overrides the checkpoint's pooling: cls, mean, max, last")
     normalize: float | None = _setting(

@@ -19,9 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.batching import Segments
+from inference.config import Settings
 from inference.errors import ConfigError
 from inference.ops import host
-from inference.ops.host import arena, blas
+from inference.ops.host import arena, blas, team
+from inference.transports.local import LocalClient
+from inference.wire import EmbedJob
 from tests.conftest import missing
 
 if "numba" not in sys.modules:                             # host imports it where it is installed
@@ -87,7 +90,8 @@ def test_norms_of_denormal_and_of_equal_rows(width: int) -> None:
     assert np.isnan(fast.LayerNorm(weight, bias, 1e-5)(np.full((1, width), np.nan, F32))).all()
 
 
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (1, 384, 1536), (13, 33, 7), (25, 100, 1025), (12, 32, 2500), (200, 65, 4100)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [
+    (1, 1, 1), (1, 384, 1536), (13, 33, 7), (25, 100, 1025), (12, 32, 2500), (200, 65, 4100)])
 def test_products(rows: int, outputs: int, inputs: int) -> None:
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
     want = x.astype(F64) @ weight.T.astype(F64) + bias
@@ -103,7 +107,8 @@ def test_the_arithmetic_of_split_products(mode: str, bound: float) -> None:
     """What MKL is given, multiplied in float64: three products of halves keep 16 bits of each factor, one keeps 8."""
     x, weight = normal(40, 384), normal(64, 384, seed=1)
     twice = mode == "bf16x3"
-    got = blas.from_bf16(blas.halves(x, twice=twice)).astype(F64) @ blas.from_bf16(blas.halves(weight, low_first=True, twice=twice)).T.astype(F64)
+    a, b = (blas.from_bf16(blas.halves(f, low_first=i == 1, twice=twice)).astype(F64) for i, f in enumerate((x, weight)))
+    got = a @ b.T
     scale = np.abs(x).astype(F64) @ np.abs(weight).T
     assert (np.abs(got - x.astype(F64) @ weight.T.astype(F64)) / scale).max() < bound / 2
 
@@ -116,7 +121,8 @@ def test_rounding_to_bf16_is_to_nearest_even() -> None:
 
 
 @pytest.mark.skipif(not simd.BF16_DOT, reason="this processor has no avx512_bf16")
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (1, 40, 384), (13, 33, 7), (50, 384, 1536), (12, 32, 2501), (30, 8, 16), (30, 8, 48)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [
+    (1, 1, 1), (1, 40, 384), (13, 33, 7), (50, 384, 1536), (12, 32, 2501), (30, 8, 16), (30, 8, 48)])
 def test_bf16_products(rows: int, outputs: int, inputs: int) -> None:
     """Of the rounded factors, exactly but for the f32 sums; and every row for itself."""
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
@@ -207,7 +213,7 @@ def test_an_exception_in_the_middle_of_a_pack_leaves_the_next_one_alone() -> Non
 def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blas.choose("numpy").name.startswith("numpy")
     assert blas.choose().name.startswith("kernels (")
-    with pytest.raises(ConfigError, match="MLXCEL_HOST_PRECISION=bf16 with MLXCEL_HOST_BLAS=numpy is not possible.*f32 only"):
+    with pytest.raises(ConfigError, match=r"MLXCEL_HOST_PRECISION=bf16 with MLXCEL_HOST_BLAS=numpy is not possible.*f32 only"):
         blas.choose("numpy", "bf16")
     monkeypatch.setattr(blas, "cpu_flags", lambda: frozenset({"avx512f"}))
     with pytest.raises(ConfigError, match=r"bf16x3.*auto.*mkl: .*; kernels: three bf16 products gain nothing"):
@@ -235,10 +241,10 @@ from inference import ops
 from inference.ops.host import jit
 x = np.ones((2, 40), np.float32)
 host = ops.backend("host")
-print(float(ops.gelu(x)[0, 0]), host.provider().name, jit.numba.config.CACHE_DIR)
+print(float(ops.gelu(x)[0, 0]), host.provider().name, jit.config.CACHE_DIR)
 """
 WITHOUT_NUMBA = PROGRAM.replace("import numpy", "import sys; sys.modules['numba'] = None\nimport numpy", 1).replace(
-    "from inference.ops.host import jit\n", "").replace(", jit.numba.config.CACHE_DIR", "")
+    "from inference.ops.host import jit\n", "").replace(", jit.config.CACHE_DIR", "")
 
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -264,7 +270,7 @@ def test_a_cache_that_was_filled_and_made_read_only_is_used(tmp_path: Path, monk
     from inference.ops.host import jit
 
     source = tmp_path / "kept"
-    monkeypatch.setattr(jit.numba.config, "CACHE_DIR", str(source))
+    monkeypatch.setattr(jit.config, "CACHE_DIR", str(source))
     folder = Path(jit._cache_dir())
     assert folder.parent == source
     (folder / "kernel.nbi").write_text("compiled")
@@ -281,3 +287,95 @@ def test_a_cache_that_was_filled_and_made_read_only_is_used(tmp_path: Path, monk
 def test_scratch_holds_what_attention_lays_out() -> None:
     assert kernels.scratch_size(1, 1) >= 2 * simd.WIDTH + kernels.QUERIES
     assert kernels.scratch_size(512, 64) == simd.WIDTH + kernels.QUERIES + 512 * 64 * 2 + kernels.QUERIES * 512
+
+
+# ---- a whole model
+
+@pytest.mark.parametrize("precision", ["f32", pytest.param("bf16", marks=pytest.mark.skipif(not simd.BF16_DOT, reason="no avx512_bf16"))])
+def test_vectors_are_the_same_to_the_bit_for_any_threads_and_neighbours(minilm: Path, precision: str) -> None:
+    """1, 2 and 4 threads; alone, in a batch and in another order; in one request and from four callers at once."""
+    texts = [("the sea and the wind " * n)[:4 * n * n] for n in range(1, 25)]
+    want: np.ndarray | None = None
+    for threads in (1, 2, 4):
+        client = LocalClient(Settings(embedding_models=(str(minilm),), backend="host", threads=threads, host_precision=precision))
+        together = client.embed(EmbedJob(tuple(texts))).data
+        want = together if want is None else want
+        np.testing.assert_array_equal(together, want)
+        np.testing.assert_array_equal(client.embed(EmbedJob(tuple(texts[::-1]), lane="bulk")).data[::-1], want)
+        np.testing.assert_array_equal(np.concatenate([client.embed(EmbedJob((text,))).data for text in texts]), want)
+        got: dict[int, np.ndarray] = {}
+
+        def call(i: int, client: LocalClient = client, got: dict[int, np.ndarray] = got) -> None:
+            got[i] = client.embed(EmbedJob(tuple(texts[i::4]))).data
+
+        callers = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        for i in range(4):
+            np.testing.assert_array_equal(got[i], want[i::4])
+        spec = client.describe("embedding")
+        assert spec is not None and spec.precision == precision and spec.provider.startswith("kernels (")
+        client.close()
+    host.prepare("auto", "f32", 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 80), outputs=st.integers(1, 300), inputs=st.integers(1, 100), threads=st.integers(2, 5))
+def test_shared_operations_give_the_same_bits(rows, outputs, inputs, threads) -> None:
+    x, product = normal(rows, inputs), fast.Product(normal(outputs, inputs, seed=1), normal(outputs, seed=2))
+    heads, segments = normal(rows, 4, 20), Segments(np.array([rows]))
+    with pytest.MonkeyPatch.context() as patch, team.pack():
+        patch.setattr(fast, "SHARED", 0)
+        results = []
+        for size in (1, threads):
+            team.resize(size)
+            results.append((product(x), fast.attention(heads, heads, heads, segments, True, None, 0.3)))
+        team.resize(1)
+    for one, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, many)
+
+
+def test_nothing_is_shared_while_two_packs_run_and_an_error_reaches_its_caller() -> None:
+    done: list[tuple[int, int]] = []
+    team.resize(3)
+    try:
+        with team.pack():
+            with team.pack():
+                assert not team.share(lambda i, n: done.append((i, n)), 8)
+            assert team.share(lambda i, n: done.append((i, n)), 2) and sorted(done) == [(0, 2), (1, 2)]
+            with pytest.raises(ZeroDivisionError):
+                team.share(lambda i, n: 1 // (i - 1), 3)
+            done.clear()
+            assert team.share(lambda i, n: done.append((i, n)), 8) and sorted(done) == [(0, 3), (1, 3), (2, 3)]
+    finally:
+        team.resize(1)
+
+
+# ---- MKL
+
+@pytest.fixture(scope="module")
+def mkl():
+    library = blas._load_mkl()
+    if library is None:
+        pytest.skip("MKL is not installed: pip install 'mlxcel[cpu-intel]'")
+    return library
+
+
+def test_mkl_multiplies_steadily(mkl) -> None:
+    x, weight, bias = normal(200, 384), normal(96, 384, seed=1), normal(96, seed=2)
+    product = blas.choose("mkl").product(weight, bias)
+    np.testing.assert_allclose(product(x), x.astype(F64) @ weight.T + bias, atol=1e-4)
+    np.testing.assert_array_equal(product(x)[7:12], product(x[7:12]))
+
+
+@pytest.mark.parametrize(("split", "bound"), [(True, 2e-5), (False, 8e-3)])
+def test_mkls_bf16_products_are_those_of_the_halves(mkl, split: bool, bound: float) -> None:
+    """The same calls as with AMX, which processors without it answer slowly."""
+    x, weight, bias = normal(40, 384), normal(64, 384, seed=1), normal(64, seed=2)
+    got = blas.MklHalves(mkl, weight, bias, split)(x) - bias
+    a, b = (blas.from_bf16(blas.halves(f, low_first=i == 1, twice=split)).astype(F64) for i, f in enumerate((x, weight)))
+    scale = np.abs(x).astype(F64) @ np.abs(weight).T
+    assert (np.abs(got - a @ b.T) / scale).max() < 1e-6
+    assert (np.abs(got - x.astype(F64) @ weight.T.astype(F64)) / scale).max() < bound / 2

@@ -116,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         report["load_after"] = os.getloadavg()
         (options.out / "cpu.json").write_text(json.dumps(report, indent=1))
     show(report)
-    drawn = subprocess.run([options.reference, "-m", "tests.bench.plot", str(options.out / "cpu.json"), str(options.out / "cpu.png")], cwd=ROOT,
-                           check=False)
+    drawn = subprocess.run([options.reference, "-m", "tests.bench.plot", str(options.out / "cpu.json"), str(options.out / "cpu.png")],
+                           cwd=ROOT, check=False)
     print(f"\n{options.out / 'cpu.json'}" + (f", {options.out / 'cpu.png'}" if drawn.returncode == 0 else ""))
 
 
@@ -176,12 +176,13 @@ def processor() -> str:
 def show(report: dict[str, Any]) -> None:
     load = ", ".join(f"{x:.1f}" for x in (report["load_before"][0], report["load_after"][0]))
     print(f"\n{report['processor']}, {report['cpus']} CPUs, load average {load} (before, after), {report['when']}")
-    print(f"all-MiniLM-L6-v2; mixed: {report['texts']['mixed']} texts, {report['tokens']['mixed'] / report['texts']['mixed']:.0f} tokens on "
-          f"average; short: {report['texts']['short']} texts, {report['tokens']['short'] / report['texts']['short']:.0f} tokens")
+    sizes = (f"{label}: {count} texts of {report['tokens'][label] / count:.0f} tokens" for label, count in report["texts"].items())
+    print(f"all-MiniLM-L6-v2; {'; '.join(sizes)} on average")
     for threads, results in report["threads"].items():
-        print(f"\n{threads} thread{'s' * (int(threads) > 1)}       texts per CPU-second        wall texts/s     single text  peak RSS  start  "
-              "min cosine  decoder block")
-        print(f"{'':<15} {'mixed':>8} {'short':>8} {'GF/s':>6}   {'mixed':>8} {'short':>8} {'ms':>12} {'MiB':>9} {'s':>6} {'':>11} {'CPU ms':>10}")
+        print(f"\n{threads} thread{'s' * (int(threads) > 1)}".ljust(16), "  texts per CPU-second         wall texts/s    single text   "
+              "peak RSS  start  min cosine   decoder")
+        print(f"{'':<15} {'mixed':>8} {'short':>8} {'GF/s':>6}   {'mixed':>8} {'short':>8} {'ms':>12} {'MiB':>9} {'s':>6} {'':>11} "
+              f"{'CPU ms':>10}")
         for name, r in results.items():
             block = f"{median(r['decoder']):>10.1f}" if "decoder" in r else ""
             print(f"{name:<15} {median(r['mixed']['cpu']):>8.1f} {median(r['short']['cpu']):>8.1f} {r['mixed_gflops']:>6.0f}   "

@@ -37,8 +37,8 @@ def draw(report: dict[str, Any], target: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.15)
     axes[0].legend(fontsize=8, frameon=False, loc="lower right")
-    figure.suptitle(f"all-MiniLM-L6-v2 on {report['processor']}, load average {report['load_before'][0]:.1f} to {report['load_after'][0]:.1f}, "
-                    f"{report['when']}", fontsize=11)
+    load = f"{report['load_before'][0]:.1f} to {report['load_after'][0]:.1f}"
+    figure.suptitle(f"all-MiniLM-L6-v2 on {report['processor']}, load average {load}, {report['when']}", fontsize=11)
     figure.savefig(target, dpi=110)
 
 

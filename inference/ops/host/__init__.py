@@ -25,14 +25,15 @@ try:
     from .fast import LayerNorm, RMSNorm, attention, gelu, gelu_tanh, mean, rope, silu
 except ImportError:                                        # no numba, or a processor it has no kernels for
     from .mixing import attention, mean, rope
-    from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, silu
+    from .pointwise import LayerNorm, RMSNorm, gelu, gelu_tanh, silu  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from ...batching import Segments
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu",
+    "rope", "rows", "settle", "silu", "split", "tanh",
 ]
 
 F32 = np.float32

@@ -57,7 +57,7 @@ def _aligned(count: int) -> np.ndarray:
     raw = np.empty(count + _ALIGN // 4, F32)
     skip = -raw.__array_interface__["data"][0] % _ALIGN // 4
     # A view of `raw` would be collapsed into it by numpy, and counted there: the buffer has to be an owner of its own.
-    return np.frombuffer(memoryview(raw)[skip:skip + count], F32)
+    return np.frombuffer(raw.data[skip:skip + count], F32)
 
 
 def scratch(count: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def choose(name: str = "auto", precision: Precision = "f32") -> Provider:
     auto, f32: the kernels where numba is installed (measured: as fast as the best of the libraries on long packs, faster on short
     ones, and steady without padding), then MKL, a system OpenBLAS, numpy. auto, bf16: MKL where it uses AMX, then the kernels.
     """
-    order = ("kernels", "mkl", "openblas", "numpy") if precision == "f32" else ("mkl", "kernels")
+    order: tuple[str, ...] = ("kernels", "mkl", "openblas", "numpy") if precision == "f32" else ("mkl", "kernels")
     if name != "auto":
         order = (name,)
     reasons = []
@@ -59,7 +59,8 @@ def choose(name: str = "auto", precision: Precision = "f32") -> Provider:
             continue
         log.info("matrix products by %s in %s", provider.name, provider.precision)
         return provider
-    raise ConfigError(f"MLXCEL_HOST_PRECISION={precision} with MLXCEL_HOST_BLAS={name} is not possible on this machine: " + "; ".join(reasons))
+    raise ConfigError(
+        f"MLXCEL_HOST_PRECISION={precision} with MLXCEL_HOST_BLAS={name} is not possible on this machine: {'; '.join(reasons)}")
 
 
 class _Missing(Exception):
@@ -88,7 +89,7 @@ def _kernels(precision: Precision) -> Provider:
 # ---- libraries by pointer
 
 _INT, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
-_SGEMM = [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT]
+_SGEMM: list[Any] = [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT]
 
 
 def _at(x: np.ndarray) -> int:
@@ -104,7 +105,8 @@ def _sgemm(function: Callable[..., None], weight: np.ndarray) -> steady.Multiply
     def multiply(x: np.ndarray, weight: np.ndarray = weight) -> np.ndarray:       # keeps the weight alive
         y = np.empty((*x.shape[:-1], outputs), F32)
         for one, out in zip(x, y, strict=True) if x.ndim == 3 else ((x, y),):
-            function(_ROW_MAJOR, _PLAIN, _TRANSPOSED, len(one), outputs, inputs, 1.0, _at(one), inputs, there, inputs, 0.0, _at(out), outputs)
+            function(_ROW_MAJOR, _PLAIN, _TRANSPOSED, len(one), outputs, inputs, 1.0, _at(one), inputs, there, inputs, 0.0,
+                     _at(out), outputs)
         return y
     return multiply
 
@@ -151,7 +153,8 @@ def _numpy(precision: Precision) -> Provider:
 @cache
 def _load_mkl() -> ctypes.CDLL | None:
     """Sequential, 32-bit integers, and rows whose bits do not depend on M: MKL reads MKL_CBWR when it is loaded."""
-    for folder in (Path(sysconfig.get_path("data")) / "lib", *(Path(entry).parents[2] for entry in sys.path if entry.endswith("site-packages"))):
+    beside = (Path(entry).parents[2] for entry in sys.path if entry.endswith("site-packages"))      # the wheel puts it under <prefix>/lib
+    for folder in (Path(sysconfig.get_path("data")) / "lib", *(prefix / "lib" for prefix in beside)):
         found = sorted(folder.glob("libmkl_rt.so.*"), reverse=True)
         if found:
             break
@@ -166,14 +169,15 @@ def _load_mkl() -> ctypes.CDLL | None:
     library.MKL_Set_Threading_Layer(_INT(1))
     library.MKL_Set_Interface_Layer(_INT(0))
     size = ctypes.c_size_t
-    for name, arguments, result in (
-            ("cblas_sgemm", _SGEMM, None),
-            ("cblas_sgemm_pack_get_size", [_INT] * 4, size),
-            ("cblas_sgemm_pack", [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS], None),
-            ("cblas_sgemm_compute", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT], None),
-            ("cblas_gemm_bf16bf16f32_pack_get_size", [_INT] * 4, size),
-            ("cblas_gemm_bf16bf16f32_pack", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS], None),
-            ("cblas_gemm_bf16bf16f32_compute", _SGEMM, None)):
+    signatures: tuple[tuple[str, list[Any], Any], ...] = (
+        ("cblas_sgemm", _SGEMM, None),
+        ("cblas_sgemm_pack_get_size", [_INT] * 4, size),
+        ("cblas_sgemm_pack", [*[_INT] * 6, _FLOAT, _ADDRESS, _INT, _ADDRESS], None),
+        ("cblas_sgemm_compute", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS, _INT, _FLOAT, _ADDRESS, _INT], None),
+        ("cblas_gemm_bf16bf16f32_pack_get_size", [_INT] * 4, size),
+        ("cblas_gemm_bf16bf16f32_pack", [*[_INT] * 6, _ADDRESS, _INT, _ADDRESS], None),
+        ("cblas_gemm_bf16bf16f32_compute", _SGEMM, None))
+    for name, arguments, result in signatures:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
     return library
@@ -193,7 +197,7 @@ def _mkl(precision: Precision) -> Provider:
         raise _Missing("not installed: pip install 'mlxcel[cpu-intel]'")
     version = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(version, _INT(200))
-    name = "mkl " + next((word for word in version.value.decode().split() if word[:2] == "20"), "")
+    name = "mkl " + next((word.removesuffix("-Product") for word in version.value.decode().split() if word[:2] == "20"), "")
     if precision == "f32":
         return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _mkl_f32(library, w), weight, bias))
     if "amx_bf16" not in cpu_flags():

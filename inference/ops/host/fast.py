@@ -22,7 +22,8 @@ from . import kernels, team
 if TYPE_CHECKING:
     from ...batching import Rope, Segments
 
-__all__ = ["BF16_DOT", "VECTORS", "HalfProduct", "LayerNorm", "Product", "RMSNorm", "attention", "gelu", "gelu_tanh", "mean", "rope", "silu"]
+__all__ = [
+    "BF16_DOT", "VECTORS", "HalfProduct", "LayerNorm", "Product", "RMSNorm", "attention", "gelu", "gelu_tanh", "mean", "rope", "silu"]
 
 F32 = np.float32
 VECTORS = f"{32 * LANES}-bit vectors"

@@ -11,18 +11,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numba
 from llvmlite import binding
 from numba import types
 
 log = logging.getLogger(__name__)
+config = cast(Any, numba.config)
 
 FEATURES: dict[str, bool] = dict(binding.get_host_cpu_features())
 if FEATURES.get("avx512f"):
-    numba.config.CPU_NAME = binding.get_host_cpu_name()
-    numba.config.CPU_FEATURES = binding.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    config.CPU_NAME = binding.get_host_cpu_name()
+    config.CPU_FEATURES = binding.get_host_cpu_features().flatten() + ",-prefer-256-bit"
 
 
 def _cache_dir() -> str:
@@ -31,7 +32,7 @@ def _cache_dir() -> str:
     Its name follows the sources: numba itself notices a change of the file a kernel stands in, but not of one it takes code from.
     """
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:12]
-    folder = Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__") / f"host-{sources}"
+    folder = Path(config.CACHE_DIR or Path(__file__).parent / "__pycache__") / f"host-{sources}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -47,7 +48,7 @@ def _cache_dir() -> str:
         return str(copy)
 
 
-numba.config.CACHE_DIR = _cache_dir()
+config.CACHE_DIR = _cache_dir()
 
 
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .jit import kernel
 from .simd import (
+    BF16_DOT,
     ROWS,
     WIDTH,
     add_row,
@@ -127,13 +128,14 @@ def linear(x, panels, start, out, first, last):
                     i += count
 
 
-@kernel("void(float32[:,:,:], float32[:,:,:], float32[:,:,:], float32[:,:,::1], int32[::1], int32[::1], boolean[::1], boolean, intp,"
-        " float32, float32[::1], intp, intp)")
+@kernel("void(float32[:,:,:], float32[:,:,:], float32[:,:,:], float32[:,:,::1], int32[::1], int32[::1], boolean[::1], "
+        "boolean, intp, float32, float32[::1], intp, intp)")
 def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scratch, first, last):
     """Heads of keys and values `first` to `last`, of every segment: [T, H, Dh], [T, Hkv, Dh] x 2 -> [T, H, Dh].
 
-    parent: [B] or empty; hidden: [T] or empty; window: -1 for none. scratch holds `WIDTH` zeros, QUERIES totals, the keys of one head in panels,
-    its values in panels, and the scores of QUERIES rows, for the segment with the most keys (`scratch_size`).
+    parent: [B] or empty; hidden: [T] or empty; window: -1 for none. scratch holds `WIDTH` zeros, QUERIES
+    totals, the keys of one head in panels, its values in panels, and the scores of QUERIES rows, for the segment with the most keys
+    (`scratch_size`).
     """
     width, groups = q.shape[2], q.shape[1] // k.shape[1]
     value_panels = -(-width // WIDTH)
@@ -218,32 +220,32 @@ def scratch_size(keys: int, width: int) -> int:
     return WIDTH + QUERIES + padded * width + -(-width // WIDTH) * WIDTH * keys + QUERIES * padded
 
 
-@kernel("void(float32[:,:], uint16[:,::1])")
-def halves(x, out):
-    """f32 to bf16, [T, K] -> [T, K'], K' the next multiple of 2 * LANES."""
-    for i in range(x.shape[0]):
-        halves_row(x.ctypes.data + i * x.strides[0], out.ctypes.data + i * out.strides[0], x.shape[1])
+if BF16_DOT:                                                # others have no such instructions, and LLVM would end the process
+    @kernel("void(float32[:,:], uint16[:,::1])")
+    def halves(x, out):
+        """f32 to bf16, [T, K] -> [T, K'], K' the next multiple of 2 * LANES."""
+        for i in range(x.shape[0]):
+            halves_row(x.ctypes.data + i * x.strides[0], out.ctypes.data + i * out.strides[0], x.shape[1])
 
-
-@kernel("void(uint32[:,::1], uint32[:,:,::1], float32[::1], float32[:,::1], intp, intp)")
-def linear_bf16(x, panels, start, out, first, last):
-    """As `linear`, along K in pairs of bf16; products of a pair are added to the sum one after the other."""
-    rows, depth, columns = x.shape[0], panels.shape[1], out.shape[1]
-    parts = -(-depth // DEPTH)
-    part = -(-depth // parts)
-    height = max(BLOCK // part, ROWS)
-    for top in range(0, rows, height):
-        bottom = min(top + height, rows)
-        tiles = -(-(bottom - top) // ROWS)
-        for low in range(0, depth, part):
-            deep = min(part, depth - low)
-            for p in range(first, last):
-                panel = panels.ctypes.data + p * panels.strides[0] + low * panels.strides[1]
-                i = top
-                for t in range(tiles):
-                    count = (bottom - i) // (tiles - t)
-                    target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
-                    origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
-                    tile_bf16(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
-                              columns - p * WIDTH, origin, stride, panels.strides[0])
-                    i += count
+    @kernel("void(uint32[:,::1], uint32[:,:,::1], float32[::1], float32[:,::1], intp, intp)")
+    def linear_bf16(x, panels, start, out, first, last):
+        """As `linear`, along K in pairs of bf16; products of a pair are added to the sum one after the other."""
+        rows, depth, columns = x.shape[0], panels.shape[1], out.shape[1]
+        parts = -(-depth // DEPTH)
+        part = -(-depth // parts)
+        height = max(BLOCK // part, ROWS)
+        for top in range(0, rows, height):
+            bottom = min(top + height, rows)
+            tiles = -(-(bottom - top) // ROWS)
+            for low in range(0, depth, part):
+                deep = min(part, depth - low)
+                for p in range(first, last):
+                    panel = panels.ctypes.data + p * panels.strides[0] + low * panels.strides[1]
+                    i = top
+                    for t in range(tiles):
+                        count = (bottom - i) // (tiles - t)
+                        target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
+                        origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
+                        tile_bf16(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
+                                  columns - p * WIDTH, origin, stride, panels.strides[0])
+                        i += count

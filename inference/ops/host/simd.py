@@ -311,11 +311,10 @@ def _moments(code: Code, row: ir.Value, count: ir.Value, mean: Vector | None) ->
         x = at.load(row)
         if mean is None:
             return [sums[0] + x]
-        if at.mask is None:
-            x = x - mean
-        else:
-            x = Vector(code, code.b.select(at.mask, (x - mean).value, code.constant(0.0)))
-        return [x.fma(x, sums[0])]
+        apart = x - mean
+        if at.mask is not None:                             # beyond the end, x is 0 and not the mean
+            apart = Vector(code, code.b.select(at.mask, apart.value, code.constant(0.0)))
+        return [apart.fma(apart, sums[0])]
 
     total = code.across(code.lanes(count, [Vector(code, code.constant(0.0))], step)[0], Vector.__add__)
     return code.vector(code.b.fdiv(total, code.b.sitofp(count, F32)))
@@ -424,7 +423,8 @@ def _tiles(bf16: bool) -> Any:
         """c[:rows, :columns] = start + a @ b: `rows` from 1 to ROWS, `columns` from 1 to WIDTH (or more, meaning WIDTH).
 
         a, c, start: row strides lda, ldc, lds; b: a panel [k, WIDTH]. Each sum runs over k in order, in one chain of fused multiply-adds,
-        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile. bf16: a and b hold pairs of numbers along k; k, lda and the panel's rows count pairs.
+        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile.
+        bf16: a and b hold pairs of numbers along k; k, lda and the panel's rows count pairs.
         """
         after = code.b.append_basic_block("done")
         choice = code.b.switch(rows, after)
