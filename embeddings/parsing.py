@@ -49,6 +49,8 @@ class SearchRequest:
     limit: int = 10
     filter: dict[str, Any] | None = None
     include_text: bool = False
+    rerank: str | bool = False            # a served reranker, True for the first
+    candidates: int | None = None
 
 
 class _Image:
@@ -61,6 +63,12 @@ def _truncation(value: Any) -> bool | int | str:
     if type(value) in (bool, int):
         return value  # type: ignore[no-any-return]
     raise ValueError("true, false, a number of tokens, or NONE, START or END")
+
+
+def _reranker(value: Any) -> str | bool:
+    if not isinstance(value, str | bool):
+        raise ValueError("the name of a reranker, true or false")
+    return value
 
 
 def _direction(value: Any) -> str:
@@ -79,7 +87,8 @@ EMBED_FIELDS: Mapping[str, Parser] = {
     "multi_embedding": boolean,
     "late_chunking": boolean, "modality": anything, "timeout": anything, "priority": anything, "request_id": anything,
 }
-SEARCH_FIELDS: Mapping[str, Parser] = {"query": string, "limit": signed, "filter": mapping, "include_text": boolean}
+SEARCH_FIELDS: Mapping[str, Parser] = {"query": string, "limit": signed, "filter": mapping, "include_text": boolean, "rerank": _reranker,
+                                      "candidates": signed}
 
 
 def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:

@@ -60,11 +60,14 @@ def render_collection(collection: Collection) -> dict[str, Any]:
 
 
 def render_hits(collection: Collection, result: SearchResult, *, include_text: bool) -> Response:
-    """Best first. `id` is the document's own id; `part`, `start` and `end` are the passage that matched best."""
+    """Best first. `id` is the document's own id; `part`, `start` and `end` are the passage that matched best,
+    and `score` is its similarity; where a reranker was asked, its `rerank_score` decides the order."""
     return Response({
-        "object": "list", "collection": collection.name, "model": collection.space.model_id, "exact": result.exact,
+        "object": "list", "collection": collection.name, "model": collection.space.model_id,
+        **({"reranker": result.reranker} if result.reranker else {}), "exact": result.exact,
         "data": [{
-            "id": hit.external_id, "score": hit.score, "part": hit.part, "start": hit.start, "end": hit.end,
+            "id": hit.external_id, "score": hit.score, **({"rerank_score": hit.rerank_score} if result.reranker else {}),
+            "part": hit.part, "start": hit.start, "end": hit.end,
             **({"text": hit.text} if include_text else {}), "metadata": hit.metadata,
         } for hit in result.hits],
         "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},

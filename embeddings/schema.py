@@ -74,12 +74,21 @@ SCHEMAS: dict[str, Any] = {
         "limit": {**INTEGER, "minimum": 1, "maximum": 1000, "default": 10, "description": "Documents to return at most."},
         "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
                                           "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
-        "include_text": {**BOOLEAN, "default": False}}, "query"),
+        "include_text": {**BOOLEAN, "default": False},
+        "rerank": {"oneOf": [STRING, BOOLEAN], "default": False,
+                   "description": "A served reranker, `true` for the first: it judges the best documents once more, by their best "
+                                  "passages."},
+        "candidates": {**INTEGER, "minimum": 1, "maximum": 1000,
+                       "description": "How many documents the reranker is given: at least `limit`, five times that when absent."},
+    }, "query"),
     "SearchResponse": _object({
         "object": {"const": "list"}, "collection": STRING, "model": STRING,
+        "reranker": {**STRING, "description": "Where one was asked."},
         "exact": {**BOOLEAN, "description": "Whether every document was compared."},
         "data": _list(_object({
-            "id": {**STRING, "description": "The document's own id."}, "score": NUMBER,
+            "id": {**STRING, "description": "The document's own id."},
+            "score": {**NUMBER, "description": "Similarity of query and passage."},
+            "rerank_score": {**NUMBER, "description": "Of the reranker, where one was asked; it decides the order."},
             "part": {**INTEGER, "description": "The passage that matched best, counted from 0."},
             "start": {**INTEGER, "description": "Its first character."}, "end": {**INTEGER, "description": "One past its last character."},
             "text": STRING, "metadata": _object({}, additionalProperties=True)}, "id score part start end metadata")),
@@ -123,5 +132,6 @@ search_collection = extend_schema(
     extensions={"x-errors": [400, 404, 409, 413, 501, 503, 504]},
     examples=[
         _request("A question", {"query": "how do plants make sugar", "limit": 3, "include_text": True}),
+        _request("Judged once more by a reranker", {"query": "how do plants make sugar", "limit": 3, "rerank": True, "candidates": 50}),
         _request("Among some documents only", {"query": "how do plants make sugar", "filter": {"topic": "biology"}}),
     ])

@@ -44,5 +44,5 @@ class Search(APIView):
         collection = corpus.get(name)
         wanted = parse_search(request.data)
         result = search(collection, wanted.query, client=get_client(), limit=wanted.limit, filter=wanted.filter,
-                        include_text=wanted.include_text)
+                        include_text=wanted.include_text, rerank=wanted.rerank, candidates=wanted.candidates)
         return render_hits(collection, result, include_text=wanted.include_text)

@@ -93,10 +93,10 @@ def short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def served(client: InferenceClient, kind: Kind, name: str | None, *, accept_any: bool) -> ModelSpec:
+def served(client: InferenceClient, kind: Kind, name: str | None, *, accept_any: bool, param: str = "model") -> ModelSpec:
     """The model that answers to `name`, the first of its kind where there is no name or `accept_any`.
 
-    Raises NotLoaded (501) where none of this kind is served, and InvalidRequest for a name that none answers to.
+    Raises NotLoaded (501) where none of this kind is served, and InvalidRequest for a name that none answers to; it stands in `param`.
     """
     if (model := client.describe(kind, name)) is not None:
         return model
@@ -104,4 +104,6 @@ def served(client: InferenceClient, kind: Kind, name: str | None, *, accept_any:
         raise no_model(kind)
     if accept_any:
         return default
-    raise wrong_model(kind, name or "", [model.id for model in client.models() if model.kind == kind] or [default.id])
+    error = wrong_model(kind, name or "", [model.id for model in client.models() if model.kind == kind] or [default.id])
+    error.param = param
+    raise error

@@ -38,6 +38,15 @@ def families() -> str:
         for module in modules.values()))
 
 
+def rerankers() -> str:
+    """One row a way of scoring."""
+    from inference.rerankers import ways
+
+    return table(("reranker", "model types", "architectures", "instructions"), *(
+        (f"`{way.SCORING}`: {(way.__doc__ or '').strip().splitlines()[0]}", ", ".join(f"`{t}`" for t in way.MODEL_TYPES),
+         f"`{way.ARCHITECTURES}`", "yes" if way.INSTRUCTIONS else "no") for way in ways()))
+
+
 def parsers() -> dict[str, tuple[str, argparse.ArgumentParser]]:
     """The project's own commands, by how they are called: what they do, and their parser."""
     from django.core.management import get_commands, load_command_class
@@ -72,7 +81,8 @@ def _spelling(action: argparse.Action) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("README.md", settings), "families": ("README.md", families), "commands": ("docs/commands.md", commands)}
+    "settings": ("README.md", settings), "families": ("README.md", families),
+    "rerankers": ("README.md", rerankers), "commands": ("docs/commands.md", commands)}
 
 
 def render(page: str, text: str) -> str:

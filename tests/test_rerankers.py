@@ -155,6 +155,49 @@ def test_great_logits_do_not_overflow() -> None:
         assert _sigmoid(np.array([-1000, -88, 0, 88, 1000], np.float32)) == pytest.approx([0, 0, 0.5, 1, 1], abs=1e-30)
 
 
+@each_pairing
+@each_backend
+def test_half_precision_files_give_near_probabilities(pairing: Pairing, backend: str, tmp_path: Path) -> None:
+    """mlx computes in the file's own type, host widens to f32 at load; what files of half the digits can move a random model's answer
+    is bounded, and none of it is NaN."""
+    import mlx.core as mx
+
+    wanted = sigmoid(np.split(reference_of(pairing.folder)["logits"], len(QUERIES))[0])
+    for dtype, most in ((mx.float16, 0.01), (mx.bfloat16, 0.08)):
+        folder = tmp_path / str(dtype)
+        shutil.copytree(pairing.folder, folder)
+        tensors = mx.load(str(pairing.folder / "model.safetensors"))
+        mx.save_safetensors(str(folder / "model.safetensors"), {name: x.astype(dtype) for name, x in tensors.items()})
+        scores = rerank(client(folder, backend), QUERIES[0], DOCUMENTS, pairing.instruction).scores
+        assert scores.dtype == np.float32 and np.abs(scores - wanted).max() <= most, str(dtype)
+
+
+@each_pairing
+@each_backend
+def test_quantised_files_score_as_their_dequantised_weights_do(pairing: Pairing, backend: str, tmp_path: Path) -> None:
+    """As MLX's converters write them: every matrix of 32 columns or more, the output head and the classifier among them."""
+    import mlx.core as mx
+
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    tensors = mx.load(str(pairing.folder / "model.safetensors"))
+    quantised, widened = {}, {}
+    for name, x in tensors.items():
+        if x.ndim == 2 and x.shape[1] % 32 == 0:
+            words, scales, biases = mx.quantize(x, group_size=32, bits=8)
+            stem = name.removesuffix(".weight")
+            quantised |= {name: words, f"{stem}.scales": scales, f"{stem}.biases": biases}
+            widened[name] = mx.dequantize(words, scales, biases, group_size=32, bits=8)
+        else:
+            quantised[name] = widened[name] = x
+    for folder, found in ((packed, quantised), (plain, widened)):
+        shutil.copytree(pairing.folder, folder)
+        mx.save_safetensors(str(folder / "model.safetensors"), found)
+    raw = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(raw | {"quantization": {"group_size": 32, "bits": 8}}))
+    scores = [rerank(client(folder, backend), QUERIES[0], DOCUMENTS, pairing.instruction).scores for folder in (packed, plain)]
+    assert np.abs(scores[0] - scores[1]).max() <= 1e-5
+
+
 # pairs: what the tokenizer itself does with `longest_first`
 
 @pytest.fixture(scope="module")

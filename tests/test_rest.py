@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 from embeddings import views
 from embeddings.models import Collection, VectorSpace
+from embeddings.search import Hit, SearchResult
 from inference.client import get_client
 from inference.errors import (
     Busy,
@@ -304,11 +304,10 @@ def hits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """Search is tested where it is; here a stand-in records what it is asked."""
     calls: list[dict[str, Any]] = []
 
-    def search(collection: Collection, query: str, **options: Any) -> SimpleNamespace:
+    def search(collection: Collection, query: str, **options: Any) -> SearchResult:
         calls.append({"collection": collection.name, "query": query, **options})
-        hit = SimpleNamespace(document_id=1, external_id="d1", score=0.5, part=2, start=10, end=20, text="the text",
-                              metadata={"year": 1999})
-        return SimpleNamespace(hits=[hit], exact=True, tokens=5)
+        hit = Hit(document_id=1, external_id="d1", score=0.5, part=2, start=10, end=20, text="the text", metadata={"year": 1999})
+        return SearchResult(hits=[hit], exact=True, tokens=5)
 
     monkeypatch.setattr(views, "search", search)
     yield calls
@@ -321,7 +320,7 @@ def test_search(http: Client, collection: Collection, hits: list[dict[str, Any]]
         "data": [{"id": "d1", "score": 0.5, "part": 2, "start": 10, "end": 20, "text": "the text", "metadata": {"year": 1999}}],
         "usage": {"prompt_tokens": 5, "total_tokens": 5}}
     assert hits == [{"collection": "books", "query": "a story", "client": get_client(), "limit": 3, "filter": {"year": 1999},
-                     "include_text": True}]
+                     "include_text": True, "rerank": False, "candidates": None}]
     assert "text" not in post(http, {"query": "a"}, "/collections/books/search").json()["data"][0]
 
 

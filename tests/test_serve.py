@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES
 from tests.servers import FAKE, ROOT, environment, free_port, refused, serving
 
 
@@ -155,3 +157,17 @@ def test_another_web_server_with_several_processes_is_refused(var: Path) -> None
     done = subprocess.run([sys.executable, "-c", "import mlxcel_site.wsgi"], cwd=ROOT, env=environment(var, GRANIAN_WORKERS="4"),
                           capture_output=True, text=True)
     assert done.returncode == 1 and "GRANIAN_WORKERS=4: with the local transport" in done.stderr.splitlines()[-1]
+
+
+def test_a_reranker_alone(var: Path) -> None:
+    """No embedder: the other routes say so, and the answer is the reference's."""
+    pairing = PAIRINGS[0]
+    with serving(var, "--reranker-model", str(pairing.folder), MLXCEL_EMBEDDING_MODEL="", MLXCEL_BACKEND="host") as server:
+        answer = httpx.post(f"{server.url}/v1/rerank", json={"query": QUERIES[0], "documents": DOCUMENTS}).json()
+        other = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"})
+        log = server.log.read_text()
+    with np.load(pairing.folder / "reference.npz") as stored:
+        wanted = 1 / (1 + np.exp(-stored["logits"][:len(DOCUMENTS)]))
+    scores = {entry["index"]: entry["relevance_score"] for entry in answer["results"]}
+    assert [scores[i] for i in range(len(DOCUMENTS))] == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert other.status_code == 501 and "bert: reranker, 60 tokens, sequence_classifier, host, f32" in log

@@ -51,11 +51,11 @@ def refused(error: Exception) -> str:
     return f"The database refused: {said}" + (f" ({hint})" if hint else "")
 
 
-def settings_for(model: str | None, backend: str | None = None, batch_tokens: int | None = None) -> Settings:
-    """The environment's settings, serving only `model` (None: the environment's first)."""
+def settings_for(model: str | None, backend: str | None = None, batch_tokens: int | None = None, reranker: str | None = None) -> Settings:
+    """The environment's settings, serving only `model` (None: the environment's first) and `reranker`, if any."""
     settings = Settings.from_env()
     models = (model,) if model else settings.embedding_models[:1]
-    changes: dict[str, Any] = {"embedding_models": models, "reranker_models": ()}
+    changes: dict[str, Any] = {"embedding_models": models, "reranker_models": (reranker,) if reranker else ()}
     if backend:
         changes["backend"] = backend
     if batch_tokens:
@@ -85,9 +85,10 @@ def model_of(collection: Collection) -> str:
 
 
 @contextmanager
-def serving(collection: Collection, backend: str | None = None) -> Iterator[InferenceClient]:
-    """A client that serves the collection's model. Raises Conflict before any work where the model is not the same any more."""
-    with connected(settings_for(model_of(collection), backend)) as client:
+def serving(collection: Collection, backend: str | None = None, reranker: str | None = None) -> Iterator[InferenceClient]:
+    """A client that serves the collection's model, and a reranker beside it. Raises Conflict before any work where the model is not the
+    same any more."""
+    with connected(settings_for(model_of(collection), backend, reranker=reranker)) as client:
         spaces.served(collection, client)
         yield client
 
