@@ -21,6 +21,9 @@ from .resolve import Source
 LENGTH_CAP = 8192                                  # tokens; what no checkpoint's own limit may exceed
 LFS_POINTER = b"version https://git-lfs"
 SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+STRENGTH = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+"""What of adapter_config.json decides how much an adapter changes; the rest says what it is of and how it was trained."""
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask")
 
 LEGACY_POOLING = {                                 # flag of 1_Pooling/config.json -> mode; None: not supported
@@ -35,10 +38,14 @@ LEGACY_POOLING = {                                 # flag of 1_Pooling/config.js
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`root` is the model directory, `trunk` the one with config.json (a sub-folder in old sentence-transformers exports)."""
+    """`root` is the model directory, `trunk` the one with config.json (a sub-folder in old sentence-transformers exports).
+
+    Of a LoRA adapter without weights of its own, `trunk` is the base model's, and `root` the adapter's if it has modules.json.
+    """
 
     root: Path
     trunk: Path
+    adapter: Path | None                           # directory of adapter_config.json and adapter_model.safetensors
     id: str
     repo: str
     revision: str
@@ -55,9 +62,11 @@ class Checkpoint:
     @classmethod
     def read(cls, source: Source) -> Checkpoint:
         """Raises CheckpointError naming the file, the value and what would be accepted."""
-        root = source.path
+        base = source.base or source.path
+        root = source.path if (source.path / "modules.json").exists() else base
         modules = _modules(root)
-        trunk = root / next((m["path"] for m in modules if m["type"] == "Transformer"), "")
+        trunk = base / next((m["path"] for m in _modules(base) if m["type"] == "Transformer"), "")
+        adapter = _adapter(source.path)
         if not (trunk / "config.json").exists():
             raise CheckpointError(f"{trunk} has no config.json" + instead(trunk))
         config = read_json(trunk / "config.json")
@@ -70,10 +79,11 @@ class Checkpoint:
             raise CheckpointError(f"{trunk / 'config.json'}: normalize is {normalize!r}; expected true or false")
         st = read_json(root / "config_sentence_transformers.json", {})
         return cls(
-            root=root, trunk=trunk, id=source.id, repo=source.repo, revision=source.revision, config=config,
+            root=root, trunk=trunk, adapter=adapter, id=source.id, repo=source.repo, revision=source.revision, config=config,
             model_type=model_type.lower(), architecture=str(architectures[0]), modules=tuple(m["type"] for m in modules),
             module_folders=tuple(m["path"] for m in modules),
-            pooling=_pooling(root, modules), normalize=normalize, length_limit=_length_limit(root, trunk),
+            pooling=_pooling(root, modules), normalize=normalize,
+            length_limit=_length_limit(root, trunk, _tokenizer_folder(trunk, adapter)),
             prompts={k: v for k, v in (st.get("prompts") or {}).items() if isinstance(v, str)})
 
     @property
@@ -83,7 +93,7 @@ class Checkpoint:
 
     @property
     def tokenizer_folder(self) -> Path:
-        return self.trunk
+        return _tokenizer_folder(self.trunk, self.adapter)
 
     @property
     def late_interaction(self) -> bool:
@@ -109,14 +119,23 @@ class Checkpoint:
                 raise _lfs_error(file)
         return files
 
+    @property
+    def _hashed(self) -> tuple[Path, ...]:
+        """The files that make the weights."""
+        return (*self.weight_files, self.adapter / ADAPTER[1]) if self.adapter else self.weight_files
+
     @cached_property
     def bytes(self) -> int:
-        return sum(f.stat().st_size for f in self.weight_files)
+        return sum(f.stat().st_size for f in self._hashed)
 
     def weights_hash(self, cache_dir: Path) -> str:
         """sha256, hex, over names and contents of the weight files. Remembered by path, size and mtime, since 16 GB take a while."""
-        stamp = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in self.weight_files]
-        key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()
+        strength = ""
+        if self.adapter:
+            raw = read_json(self.adapter / ADAPTER[0])
+            strength = json.dumps({name: raw.get(name) for name in STRENGTH}, sort_keys=True)
+        stamp = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in self._hashed]
+        key = hashlib.sha256(json.dumps([stamp, strength]).encode()).hexdigest()
         kept = cache_dir / "weights" / key
         try:
             known = kept.read_text().strip()
@@ -125,9 +144,11 @@ class Checkpoint:
         except OSError:
             pass
         total = hashlib.sha256()
-        for file in self.weight_files:
+        for file in self._hashed:
+            name = file.relative_to(self.root if file.is_relative_to(self.root) else file.parent)
             with file.open("rb") as stream:
-                total.update(f"{file.relative_to(self.root)}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+                total.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        total.update(strength.encode())
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             fresh = kept.with_name(f"{key}.{os.getpid()}")
@@ -175,7 +196,7 @@ def instead(folder: Path) -> str:
     names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     if "adapter_config.json" in names:
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        return f": it is a LoRA adapter of {base!r}; merge it into its base model (peft: merge_and_unload, save_pretrained) and load that"
+        return f": it is a LoRA adapter of {base!r}, and neither that model nor its weights are here"
     if "pytorch_model.bin" in names or any(n.startswith("pytorch_model-") for n in names):
         return (": it has PyTorch pickles only, which are not loaded because they can run code; convert them once with transformers' "
                 "`AutoModel.from_pretrained(...).save_pretrained(..., safe_serialization=True)` or choose a revision with safetensors")
@@ -231,7 +252,26 @@ def _pooling(root: Path, modules: list[dict[str, str]]) -> str | None:
     return legacy
 
 
-def _length_limit(root: Path, trunk: Path) -> int:
+def _adapter(folder: Path) -> Path | None:
+    """The directory itself where it holds an adapter. A configuration alone is what merging one has left behind."""
+    config, weights = (folder / name for name in ADAPTER)
+    if weights.exists():
+        if not config.exists():
+            raise CheckpointError(f"{folder} has {weights.name} without {config.name}, which says how it is to be merged")
+        if _is_lfs_pointer(weights):
+            raise _lfs_error(weights)
+        return folder
+    if (folder / "adapter_model.bin").exists():
+        raise CheckpointError(f"{folder} holds its adapter as a PyTorch pickle, which is not loaded because it can run code; save it again "
+                              "with peft's `save_pretrained(..., safe_serialization=True)`")
+    return None
+
+
+def _tokenizer_folder(trunk: Path, adapter: Path | None) -> Path:
+    return adapter if adapter and (adapter / "tokenizer.json").exists() else trunk
+
+
+def _length_limit(root: Path, trunk: Path, tokenizer: Path) -> int:
     """sentence_bert_config.json (or its older names) and tokenizer_config.json, whichever is less."""
     limits = [LENGTH_CAP]
     for folder in dict.fromkeys((root, trunk)):
@@ -239,7 +279,7 @@ def _length_limit(root: Path, trunk: Path) -> int:
             value = read_json(path).get("max_seq_length")
             if isinstance(value, int) and value > 0:
                 limits.append(value)
-    value = read_json(trunk / "tokenizer_config.json", {}).get("model_max_length")
+    value = read_json(tokenizer / "tokenizer_config.json", {}).get("model_max_length")
     if isinstance(value, int | float) and 0 < value < 1_000_000:
         limits.append(int(value))
     return min(limits)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from . import families, ops, rerankers
+from . import adapters, families, ops, rerankers
 from .batching import Batch
 from .checkpoint import Checkpoint
 from .config import Settings
@@ -25,7 +25,7 @@ from .errors import CheckpointError, ConfigError
 from .layers import dense, late_interaction
 from .opened import Backend, Opened, Pooling
 from .tokenizer import Tokenizer
-from .weights import Weights, read_config
+from .weights import read_config
 from .wire import Kind, ModelSpec
 
 PACK_TOKENS = {"host": 512, "mlx": 8192}
@@ -71,6 +71,8 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     way = rerankers.find(checkpoint) if kind == "reranker" else None
     family = way.family(checkpoint) if way else embedding_family(checkpoint)
     config = read_config(family.Config, dict(checkpoint.config))
+    if checkpoint.adapter:
+        adapters.read(checkpoint.adapter)          # raises for one that cannot be merged
     tokenizer = Tokenizer(checkpoint.tokenizer_folder)
     lowered = settings.rerank_max_length if way else settings.max_length
     limits = [checkpoint.length_limit, *([lowered] if lowered else [])]
@@ -132,7 +134,7 @@ def host(settings: Settings) -> ModuleType:
 def load(opened: Opened) -> Forward:
     """Reads the weights. The returned function must be called on threads of this backend: for mlx, only the calling one."""
     family, checkpoint = opened.family, opened.checkpoint
-    weights = Weights.open(checkpoint.trunk, ops.backend(opened.backend), root=checkpoint.root).strip(*family.PREFIXES)
+    weights = adapters.weights(checkpoint, opened.backend, family.PREFIXES)
     if checkpoint.colbert_ir:
         weights.rename(late_interaction.rename)
     model, chain = family.Model(weights, opened.config), dense.Chain(weights, opened.dense)

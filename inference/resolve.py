@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,17 +21,58 @@ UNWANTED = ["onnx/*", "openvino/*", "*.onnx", "*.bin", "coreml/*", "*.gguf"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model was found. `id` is the name it is served under; `repo` is empty for a plain directory."""
+    """Where a model was found. `id` is the name it is served under; `repo` is empty for a plain directory.
+
+    `base`: where the model is that this one changes, if it is an adapter without weights of its own.
+    """
 
     path: Path
     id: str
     repo: str
     revision: str
     origin: Origin
+    base: Path | None = None
 
 
 def resolve(name: str, settings: Settings) -> Source:
-    """`name`: a directory, a name under `settings.models_dir`, or a hub id `org/name[@revision]`. Raises ModelNotFound."""
+    """`name`: a directory, a name under `settings.models_dir`, or a hub id `org/name[@revision]`. Raises ModelNotFound.
+
+    An adapter is found together with the model that its adapter_config.json names.
+    """
+    found = _find(name, settings)
+    return replace(found, base=_base(found.path, settings)) if _adapts(found.path) else found
+
+
+def _adapts(folder: Path) -> bool:
+    weights = [path.name for path in folder.glob("*.safetensors") if path.name != "adapter_model.safetensors"]
+    return (folder / "adapter_config.json").exists() and not (weights and (folder / "config.json").exists())
+
+
+def _base(folder: Path, settings: Settings) -> Path:
+    path = folder / "adapter_config.json"
+    try:
+        raw = json.loads(path.read_text("utf-8-sig"))
+        name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelNotFound(f"{path} is not a JSON object: {error}") from None
+    beside = "or put the base model's config.json, tokenizer.json and *.safetensors beside the adapter"
+    if not isinstance(name, str) or not name:
+        raise ModelNotFound(f"{folder} is a LoRA adapter without a base model: base_model_name_or_path is {name!r}; name one, {beside}")
+    local = folder / Path(name).expanduser()                   # a relative path is the adapter's own, before it is anything else
+    try:
+        base = local.resolve() if local.is_dir() else _find(
+            f"{name}@{revision}" if revision and REPO_ID.fullmatch(name) else name, settings).path
+    except ModelNotFound as error:
+        where = "" if REPO_ID.fullmatch(name) else ", a path on the machine it was trained on"
+        raise ModelNotFound(
+            f"{folder} is a LoRA adapter of {name!r}{where}, which was not found: name it in {path.name} as it is found here, "
+            f"{beside}. {error.message}") from None
+    if _adapts(base):
+        raise ModelNotFound(f"{folder} is a LoRA adapter of {name!r}, which is an adapter itself; merge that one into its base first")
+    return base
+
+
+def _find(name: str, settings: Settings) -> Source:
     if not name.strip():
         raise ModelNotFound("an empty model name; give a directory or a Hugging Face id such as " + DEFAULT_MODEL)
     tried: list[str] = []

@@ -11,12 +11,16 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from .errors import CheckpointError
 from .ops import Depthwise, Embedding, Linear, Linears, Norm, Tensor
 
 C = TypeVar("C")
 SKIPPED = ("consolidated.safetensors", "adapter_model.safetensors")
 """Another copy of the weights in another layout, and changes to weights that stand elsewhere."""
+Change = Callable[[], np.ndarray]
+"""What is added to a tensor when it is read, f32 of its shape."""
 BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 """Of MLX's affine quantisation."""
 
@@ -67,6 +71,7 @@ class Weights:
     def __init__(self, tensors: dict[str, Any], backend: ModuleType) -> None:
         self._tensors, self._backend = tensors, backend
         self._used: set[str] = set()
+        self._changes: Mapping[str, Change] = {}
         self._prefix = ""
 
     @classmethod
@@ -102,12 +107,22 @@ class Weights:
             if new in renamed:
                 raise CheckpointError(f"two tensors would be called {new!r}, one of them {name!r}")
             renamed[new] = entry
-        self._tensors = renamed
+        self._tensors, self._changes = renamed, {change(name): delta for name, delta in self._changes.items()}
         return self
 
     def strip(self, *prefixes: str) -> Weights:
         """`bert.encoder...` and `encoder...` are one checkpoint, exported by two programs."""
         return self.rename(lambda name: next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name))
+
+    def change(self, changes: Mapping[str, Change]) -> Weights:
+        """Adds to the tensors of these names when they are read, in f32. CheckpointError for a name that there is no tensor of, or
+        that is quantised."""
+        for name in changes:
+            self._entry(name)
+            if f"{name.removesuffix('weight')}scales" in self._tensors:
+                raise CheckpointError(f"{name} is quantised and cannot be changed; use the adapter with the weights it was trained on")
+        self._changes = changes
+        return self
 
     def at(self, scope: str) -> Weights:
         view = object.__new__(Weights)
@@ -135,7 +150,8 @@ class Weights:
         if shape is not None and tuple(entry.shape) != shape:
             raise CheckpointError(f"{full} has shape {list(entry.shape)}; the config promises {list(shape)}")
         self._used.add(full)
-        return self._backend.read(entry)
+        x = self._backend.read(entry)
+        return self._backend.shifted(x, self._changes[full]()) if full in self._changes else x
 
     def _weight(self, name: str, rows: int, width: int) -> tuple[Tensor, tuple[Tensor, Tensor, int, int] | None]:
         """[rows, width], or its packed words with (scales, biases, bits, group size); bits follow from the shapes."""

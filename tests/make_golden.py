@@ -1,6 +1,6 @@
 """Makes tests/golden: tiny random checkpoints and what the reference implementation answers to a few inputs.
 
-    pip install torch transformers sentence-transformers
+    pip install torch transformers sentence-transformers peft
     python -m tests.make_golden [CASE...]
 
 Every input is computed alone, so that no padding and no mask of the reference has to be trusted. Pooling is that of
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.adapters import ADAPTERS, Adapter, make_adapter
 from tests.families import CASES, Case
 from tests.late_interaction import LATE, Late, make_late
 from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES, WORDS, Pairing
@@ -200,7 +201,7 @@ def prompt(tokenizer: Any, query: str, document: str, pairing: Pairing) -> list[
 
 def main(names: list[str]) -> None:
     cases = {case.name: case for case in CASES} | {f"rerankers/{pairing.name}": pairing for pairing in PAIRINGS}
-    cases |= {f"late/{case.name}": case for case in LATE}
+    cases |= {f"late/{case.name}": case for case in LATE} | {f"adapters/{adapter.name}": adapter for adapter in ADAPTERS}
     if unknown := set(names) - set(cases):
         raise SystemExit(f"no case is called {', '.join(sorted(unknown))}; known: {', '.join(cases)}")
     for name in names or cases:
@@ -210,6 +211,8 @@ def main(names: list[str]) -> None:
             make_pairing(case, case.folder)
         elif isinstance(case, Late):
             make_late(case, case.folder)
+        elif isinstance(case, Adapter):
+            make_adapter(case, case.folder)
         else:
             make(case, case.folder)
         print(name, {path.name: path.stat().st_size for path in sorted(case.folder.rglob("*.*"))})

@@ -170,7 +170,7 @@ def test_float16_moves_a_score_by_less_than_its_bound() -> None:
     kept = [vectors.decode(*vectors.encode(d, vectors.stored_as(True))) for d in documents]
     moved = np.abs(np.array([maxsim(query, d) for d in kept]) - exact)
     assert 0 < moved.max() <= len(query) * 2**-11
-    assert moved.max() < 0.002                     # measured: 0.0011 of 9
+    assert moved.max() < 0.0005                    # measured: 0.00026, of scores of 3.4 to 7.0
     assert vectors.stored_as(False) == "<f4" and Metric(multi_vector=True, divide=False).multi_vector
 
 

@@ -45,6 +45,13 @@ def read(x: mx.array) -> mx.array:
     return x
 
 
+def shifted(x: mx.array, change: np.ndarray) -> mx.array:
+    """x + change, computed in f32 and kept in the type of x."""
+    y = (x.astype(F32) + mx.array(change)).astype(x.dtype)
+    mx.eval(y)
+    return y
+
+
 # ---- what Weights hands out
 
 class Linear:

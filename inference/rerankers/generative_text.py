@@ -10,14 +10,13 @@ from types import ModuleType
 
 import numpy as np
 
-from .. import families, ops
+from .. import adapters, families, ops
 from ..batching import Batch, common_prefix
 from ..checkpoint import Checkpoint, read_json
 from ..engine import Forward
 from ..errors import CheckpointError
 from ..opened import Opened
 from ..tokenizer import Encoded
-from ..weights import Weights
 
 SCORING = "generative_text"
 INSTRUCTIONS = True
@@ -86,7 +85,7 @@ def answers(opened: Opened) -> tuple[int, int]:
 
 
 def load(opened: Opened) -> Forward:
-    weights = Weights.open(opened.checkpoint.trunk, ops.backend(opened.backend)).strip(*opened.family.PREFIXES)
+    weights = adapters.weights(opened.checkpoint, opened.backend, opened.family.PREFIXES)
     model = opened.family.YesNo(weights, opened.config, *answers(opened))
     weights.close(opened.family.DROPPED)
 

@@ -10,14 +10,13 @@ from types import ModuleType
 
 import numpy as np
 
-from .. import families, ops
+from .. import adapters, families, ops
 from ..batching import Batch
 from ..checkpoint import Checkpoint
 from ..engine import Forward
 from ..errors import CheckpointError
 from ..opened import Opened
 from ..tokenizer import Encoded
-from ..weights import Weights
 
 SCORING = "sequence_classifier"
 INSTRUCTIONS = False
@@ -48,7 +47,7 @@ class Pairs:
 
 
 def load(opened: Opened) -> Forward:
-    weights = Weights.open(opened.checkpoint.trunk, ops.backend(opened.backend)).strip(*opened.family.PREFIXES)
+    weights = adapters.weights(opened.checkpoint, opened.backend, opened.family.PREFIXES)
     model = opened.family.Classifier(weights, opened.config)
     weights.close(opened.family.DROPPED)
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu",
-    "rope", "rows", "settle", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle",
+    "shifted", "silu", "split", "tanh",
 ]
 
 F32 = np.float32
@@ -76,6 +76,12 @@ pack = team.pack
 def provider() -> blas.Provider:
     assert _provider is not None, "a backend is opened by ops.backend"
     return _provider
+
+
+def shifted(x: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """x + change; x is overwritten."""
+    x += change
+    return x
 
 
 # ---- what Weights hands out
