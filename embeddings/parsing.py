@@ -1,6 +1,6 @@
 """HTTP bodies into frozen requests. The order of the checks and the wording of the errors are a contract with clients.
 
-A request of /v1/embeddings is checked in this order: the shape of the body and the type of every field, a served model, `encoding_format`,
+A request for embeddings is checked in this order: the shape of the body and the type of every field, a served model, `encoding_format`,
 `dimensions`, `input_type`, `multi_embedding`, the items, `embd_normalize`, and how long items are cut. `null` is the same as absent.
 Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8 output)
 is refused.
@@ -107,6 +107,13 @@ def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:
         items=_prompted(_checked(items, model), _prompt(fields, model)), model=model.id, encoding_format=encoding, dimensions=dimensions,
         instruction=fields.get("instruction"), normalize=_normalize(fields, model), truncate=_truncate(fields, model),
         input_type=input_type, multi_embedding=multi_embedding)
+
+
+def parse_native(body: object, client: InferenceClient) -> EmbedRequest:
+    """A body of POST /embedding, llama-server's own: `content` is another name of `input` there. Raises as parse_embed."""
+    if isinstance(body, dict) and "input" not in body and "content" in body:
+        body = {"input" if name == "content" else name: value for name, value in body.items()}
+    return parse_embed(body, client)
 
 
 def parse_search(body: object) -> SearchRequest:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rest_framework.response import Response
 
+from inference import answers
 from inference.wire import EmbedResult
 
 from .models import Collection
@@ -21,21 +22,25 @@ def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
     rows, or base64 of all rows and their `shape`. Items are of another `object` only where rows were asked for by name: OpenAI's
     clients know no other than `embedding`."""
     encode = {"float": _floats, "base64": _base64}[request.encoding_format]
-    data = np.ascontiguousarray(result.data, dtype="<f4")
-    ends = np.cumsum(result.rows)
-    vectors = [data[end - rows:end] if result.multi_vector else data[end - 1] for end, rows in zip(ends, result.rows, strict=True)]
-    tokens = int(result.tokens.sum())
+    vectors = [rows if result.multi_vector else rows[0] for rows in _rows(result)]
     kind = "multi-embedding" if request.multi_embedding else "embedding"
-    body = {
+    return Response({
         "object": "list",
         "data": [{"object": kind, "index": i, **encode(vector)} for i, vector in enumerate(vectors)],
         "model": result.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    if not result.truncated:
-        return Response(body)
-    body["usage"]["truncated_inputs"] = len(result.truncated)  # type: ignore[index]
-    return Response(body, headers={"x-truncated-inputs": str(len(result.truncated))})
+        "usage": answers.usage(result),
+    }, headers=answers.headers(result))
+
+
+def render_native(result: EmbedResult) -> Response:
+    """llama-server's bare list. An embedding is a list of rows, whatever `encoding_format` says: one row, or one a token of a multi-vector
+    model."""
+    return Response([{"index": i, "embedding": rows} for i, rows in enumerate(_rows(result))], headers=answers.headers(result))
+
+
+def _rows(result: EmbedResult) -> list[np.ndarray]:
+    """[rows[i], D] little-endian f32 per item, contiguous."""
+    return np.split(np.ascontiguousarray(result.data, dtype="<f4"), np.cumsum(result.rows)[:-1])
 
 
 def _floats(vector: np.ndarray) -> dict[str, Any]:

@@ -21,8 +21,33 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def _optional(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Fields for which null is the same as absent."""
+    return {name: {**field, "type": [field["type"], "null"], **({"enum": [*field["enum"], None]} if "enum" in field else {})}
+            for name, field in fields.items()}
+
+
 TOKEN_IDS = _list({"type": "integer", "minimum": 0}, minItems=1)
-PART = _object({"type": {"const": "text"}, "text": STRING}, "type text")
+FIELDS = _optional({
+    "model": {**STRING, "description": "A served model: its id, its full repository id or an alias. The first one when absent."},
+    "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float",
+                        "description": "base64: little-endian float32 bytes, bit for bit the numbers of `float`. "
+                                       "Also accepted as `encoding_type` or `embedding_type`."},
+    "dimensions": {**INTEGER, "minimum": 1,
+                   "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
+    "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
+    "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
+                                            "text. Ignored by checkpoints without prompts. Multi-vector models read `query` and "
+                                            "`document` differently; absent, all texts are documents. Also `prompt_name` or `task`."},
+    "multi_embedding": {**BOOLEAN, "default": False,
+                        "description": "true: each item's `object` is `multi-embedding`; an error where the model is not a "
+                                       "multi-vector one. Such a model gives its rows in any case."},
+    "embd_normalize": {**INTEGER, "minimum": -1,
+                       "description": "-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm. "
+                                      "The checkpoint's own when absent. Also `normalize`: true or false."},
+    "truncate": {**BOOLEAN, "default": True, "description": "false: an input over the model's limit is an error instead of being cut."},
+}) | {"user": {"description": "Ignored."}}
+UNKNOWN = "Unknown fields are ignored, unless the server runs with MLXCEL_STRICT_FIELDS=1."
 USAGE = _object({
     "prompt_tokens": INTEGER, "total_tokens": INTEGER,
     "truncated_inputs": {**INTEGER, "description": "Inputs that were cut to the model's limit; absent when none was."},
@@ -30,31 +55,18 @@ USAGE = _object({
 
 SCHEMAS: dict[str, Any] = {
     "Usage": USAGE,
-    "EmbeddingRequest": _object({
-        "input": {"description": "What to embed. Token ids are used as they are; no special tokens are added to them.", "oneOf": [
-            {**STRING, "minLength": 1}, _list({**STRING, "minLength": 1}, minItems=1), TOKEN_IDS, _list(TOKEN_IDS, minItems=1),
-            _list(PART, minItems=1)]},
-        "model": {**STRING, "description": "A served model: its id, its full repository id or an alias. The first one when absent."},
-        "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float",
-                            "description": "base64: little-endian float32 bytes, bit for bit the numbers of `float`. "
-                                           "Also accepted as `encoding_type` or `embedding_type`."},
-        "dimensions": {**INTEGER, "minimum": 1,
-                       "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
-        "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
-        "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
-                                                "text. Ignored by checkpoints without prompts. Multi-vector models read `query` and "
-                                                "`document` differently; absent, all texts are documents. Also `prompt_name` or `task`."},
-        "multi_embedding": {**BOOLEAN, "default": False,
-                            "description": "true: each item's `object` is `multi-embedding`; an error where the model is not a "
-                                           "multi-vector one. Such a model gives its rows in any case."},
-        "embd_normalize": {**INTEGER, "minimum": -1,
-                           "description": "-1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, above 2 that p-norm. "
-                                          "The checkpoint's own when absent. Also `normalize`: true or false."},
-        "truncate": {**BOOLEAN, "default": True, "description": "false: an input over the model's limit is an error instead of being cut."},
-        "user": {**STRING, "description": "Ignored."},
-    }, "input", description="Unknown fields are ignored, unless the server runs with MLXCEL_STRICT_FIELDS=1."),
+    "TextPart": _object({"type": {**STRING, "const": "text"}, "text": STRING}, "type text"),
+    "EmbeddingInput": {"description": "What to embed. Token ids are used as they are; no special tokens are added to them.", "oneOf": [
+        {**STRING, "minLength": 1}, _list({**STRING, "minLength": 1}, minItems=1), TOKEN_IDS, _list(TOKEN_IDS, minItems=1),
+        _list(_ref("TextPart"), minItems=1)]},
+    "EmbeddingRequest": _object({"input": _ref("EmbeddingInput"), **FIELDS}, "input", description=UNKNOWN),
+    "NativeEmbeddingRequest": _object({"content": _ref("EmbeddingInput"), **FIELDS}, "content",
+                                      description=f"`input` is another name of `content`. {UNKNOWN}"),
+    "NativeEmbeddingResponse": _list(_object({
+        "index": INTEGER, "embedding": _list(_list(NUMBER), description="One row; one a token for multi-vector models.")},
+        "index embedding")),
     "EmbeddingResponse": _object({
-        "object": {"const": "list"},
+        "object": {**STRING, "const": "list"},
         "data": _list(_object({
             "object": {"type": "string", "enum": ["embedding", "multi-embedding"]}, "index": INTEGER,
             "embedding": {"oneOf": [_list(NUMBER), _list(_list(NUMBER)), STRING],
@@ -62,27 +74,28 @@ SCHEMAS: dict[str, Any] = {
             "shape": _list(INTEGER, description="[rows, width], with base64 of a multi-vector model only.")}, "object index embedding")),
         "model": STRING, "usage": _ref("Usage")}, "object data model usage"),
     "Collection": _object({
-        "id": {**STRING, "description": "The collection's name."}, "object": {"const": "collection"},
+        "id": {**STRING, "description": "The collection's name."}, "object": {**STRING, "const": "collection"},
         "created": INTEGER, "updated": INTEGER, "documents": INTEGER, "model": STRING, "dims": INTEGER, "pooling": STRING,
         "normalize": NUMBER, "max_length": INTEGER, "multi_vector": BOOLEAN,
         "fingerprint": {**STRING, "description": "Of everything that makes two vectors comparable."},
         "document_prompt": STRING, "query_prompt": STRING, "split_tokens": INTEGER, "split_overlap": INTEGER,
     }, "id object documents model dims"),
-    "CollectionList": _object({"object": {"const": "list"}, "data": _list(_ref("Collection"))}, "object data"),
+    "CollectionList": _object({"object": {**STRING, "const": "list"}, "data": _list(_ref("Collection"))}, "object data"),
     "SearchRequest": _object({
         "query": {**STRING, "minLength": 1},
-        "limit": {**INTEGER, "minimum": 1, "maximum": 1000, "default": 10, "description": "Documents to return at most."},
-        "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
-                                          "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
-        "include_text": {**BOOLEAN, "default": False},
-        "rerank": {"oneOf": [STRING, BOOLEAN], "default": False,
-                   "description": "A served reranker, `true` for the first: it judges the best documents once more, by their best "
-                                  "passages."},
-        "candidates": {**INTEGER, "minimum": 1, "maximum": 1000,
-                       "description": "How many documents the reranker is given: at least `limit`, five times that when absent."},
-    }, "query"),
+        **_optional({
+            "limit": {**INTEGER, "minimum": 1, "maximum": 1000, "default": 10, "description": "Documents to return at most."},
+            "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
+                                              "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
+            "include_text": {**BOOLEAN, "default": False},
+            "rerank": {"oneOf": [STRING, BOOLEAN], "default": False,
+                       "description": "A served reranker, `true` for the first: it judges the best documents once more, by their best "
+                                      "passages."},
+            "candidates": {**INTEGER, "minimum": 1, "maximum": 1000,
+                           "description": "How many documents the reranker is given: at least `limit`, five times that when absent."},
+        })}, "query"),
     "SearchResponse": _object({
-        "object": {"const": "list"}, "collection": STRING, "model": STRING,
+        "object": {**STRING, "const": "list"}, "collection": STRING, "model": STRING,
         "reranker": {**STRING, "description": "Where one was asked."},
         "exact": {**BOOLEAN, "description": "Whether every document was compared."},
         "data": _list(_object({
@@ -118,6 +131,17 @@ create_embeddings = extend_schema(
         _response("One text", {
             "object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.0191, 0.1201, 0.1596]}],
             "model": "all-MiniLM-L6-v2", "usage": {"prompt_tokens": 8, "total_tokens": 8}}),
+    ])
+create_native_embeddings = extend_schema(
+    operation_id="createNativeEmbeddings", summary="Embed, in llama-server's form", tags=["Embeddings"],
+    description="The body of `/v1/embeddings`, where `content` is another name of `input`; the answer is a bare list, and each embedding a "
+                "list of rows. `encoding_format` is checked and makes no difference. Also at `/embeddings`.",
+    request={"application/json": _ref("NativeEmbeddingRequest")}, responses={200: _ref("NativeEmbeddingResponse")},
+    extensions={"x-errors": [400, 413, 501, 503, 504]},
+    examples=[
+        _request("One text", {"content": "The weather is lovely today."}),
+        _request("Several texts", {"content": ["The weather is lovely today.", "He drove to the stadium."]}),
+        _response("One text", [{"index": 0, "embedding": [[0.0191, 0.1201, 0.1596]]}]),
     ])
 list_collections = extend_schema(
     operation_id="listCollections", summary="List the collections", tags=["Collections"], responses={200: _ref("CollectionList")})

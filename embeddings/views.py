@@ -10,8 +10,8 @@ from inference.client import get_client
 
 from . import corpus, schema
 from .models import Collection
-from .parsing import parse_embed, parse_search
-from .rendering import render_collection, render_embeddings, render_hits
+from .parsing import parse_embed, parse_native, parse_search
+from .rendering import render_collection, render_embeddings, render_hits, render_native
 from .search import search
 
 
@@ -21,6 +21,14 @@ class Embeddings(APIView):
         client = get_client()
         wanted = parse_embed(request.data, client)
         return render_embeddings(wanted, client.embed(wanted.job()))
+
+
+class NativeEmbeddings(APIView):
+    @schema.create_native_embeddings
+    def post(self, request: Request) -> Response:
+        client = get_client()
+        wanted = parse_native(request.data, client)
+        return render_native(client.embed(wanted.job()))
 
 
 class Collections(APIView):

@@ -19,7 +19,9 @@ class InferenceClient(Protocol):
     describe   None: no model of this kind, or none that answers to `model`. Needs no loaded model
     split      passages of at most `tokens` tokens, special ones included, neighbours sharing about `overlap`: [[Span, ...], ...] by text
     load       opens every configured model now instead of at its first use; raises what keeps one from opening
-    health     {"status": "ok" | "loading" | "failed", ...} with the counters of each loaded model
+    health     {"status": "ok" | "loading" | "failed" | "stale", "models": {id: {"state", "kind", counters ...}}}; stale: a model has
+               made no progress for a request's time-out while work waits. Where several processes run a model, its entry has
+               "instances": {instance: counters} instead of counters of its own
     """
 
     def models(self) -> list[ModelSpec]: ...

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from .errors import ConfigError
+from .wire import Kind
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 Backend = Literal["auto", "mlx", "host"]
 Blas = Literal["auto", "kernels", "mkl", "openblas", "numpy"]
 Precision = Literal["f32", "bf16x3", "bf16"]
+Mode = Literal["", "embeddings", "reranking"]
+MODE_KIND: Mapping[str, Kind] = {"embeddings": "embedding", "reranking": "reranker"}
 TRUE, FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken", "last_token": "lasttoken", "last": "lasttoken"}
 
@@ -90,6 +93,9 @@ class Settings:
         "embedding models to serve, comma separated: a directory, a name under MLXCEL_MODELS_DIR, or a Hugging Face id; "
         "the first is used where a request names none; empty serves none")
     reranker_models: tuple[str, ...] = _setting("MLXCEL_RERANKER_MODEL", (), _names, "rerankers to serve, likewise")
+    mode: Mode = _setting(
+        "MLXCEL_MODE", "", _choice(*MODE_KIND),
+        "embeddings or reranking: serve models of that kind only, and answer 501 on the other kind's routes; unset: both")
     aliases: Mapping[str, str] = _setting(
         "MLXCEL_MODEL_ALIASES", dict, _aliases, "other names models answer to: alias=model, comma separated")
     models_dir: Path | None = _setting("MLXCEL_MODELS_DIR", None, Path, "a directory of model directories, by name or by org/name")
@@ -125,7 +131,8 @@ class Settings:
         "MLXCEL_EMBEDDING_QUEUE_DEPTH", 64, _number(int, 1), "requests that may wait for a model; one more is answered 503")
     timeout: float = _setting(
         "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", 120.0, _number(float, 0),
-        "seconds a request may take before it is answered 504; 0 is the default")
+        "seconds a request may take before it is answered 504; 0 is the default. /health/ready is 503 when a model has made no progress "
+        "for that long")
     cache_dir: Path = _setting(
         "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
         "where hashes of weight files and compiled kernels are kept")
@@ -147,7 +154,20 @@ class Settings:
                 raise ConfigError(f"{f.metadata['name']}={text!r}: {error}", param=f.metadata["name"]) from None
         if values.get("timeout") == 0:
             del values["timeout"]
+        if mode := values.get("mode"):
+            values["reranker_models" if mode == "embeddings" else "embedding_models"] = ()
         return cls(**values)
+
+    def models(self, kind: Kind) -> tuple[str, ...]:
+        return self.embedding_models if kind == "embedding" else self.reranker_models
+
+    def refusal(self, kind: Kind) -> str | None:
+        """Why models of this kind are not served, where that is because the mode is another one."""
+        if not self.mode or MODE_KIND[self.mode] == kind:
+            return None
+        refused = next(mode for mode, served in MODE_KIND.items() if served == kind)
+        return (f"This server does not support {refused}: it was started with --{self.mode} (MLXCEL_MODE={self.mode}), which serves "
+                f"{self.mode} only.")
 
 
 def describe() -> list[tuple[str, str, str]]:

@@ -50,13 +50,16 @@ class Embedder:
         found = [output for output in outputs if output is not None]
         data = np.concatenate(found) if found else np.zeros((0, spec.dims), np.float32)
         data = normalize.shorten(data, job.dimensions, kind)
+        ended = time.monotonic()
         with self._lock:
             self._tokenize_seconds += prepared - began
-            self._encode_seconds += time.monotonic() - returned
+            self._encode_seconds += ended - returned
         return EmbedResult(
             model=spec.id, data=data, rows=rows, tokens=np.array([e.ids.shape[-1] for e in encoded], np.int32),
             multi_vector=spec.multi_vector, truncated=tuple(i for i, e in enumerate(encoded) if e.truncated),
-            errors={i: error.message for i, error in sorted(request.errors.items())})
+            errors={i: error.message for i, error in sorted(request.errors.items())},
+            timings={"tokenize": prepared - began, "queue": request.began - prepared, "forward": returned - request.began,
+                     "encode": ended - returned})
 
     def split(self, texts: Sequence[str], tokens: int, overlap: int, prompt: str) -> list[list[Span]]:
         if tokens > self._opened.spec.max_length:

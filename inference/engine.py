@@ -29,6 +29,8 @@ Forward = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 RECENT = 1.0                                       # seconds after interactive work in which bulk packs stay small
 SMALL_PACK = 64                                    # tokens of such a pack
 
+FINISH_SECONDS = 5.0                               # for interactive requests that have begun when the engine is closed
+
 LANES: tuple[Lane, ...] = get_args(Lane)
 
 
@@ -49,6 +51,17 @@ class Stats:
     forward_seconds: float = 0.0
 
 
+@dataclass
+class LaneStats:
+    """One lane's share of them; `taken` is sequences that left the queue to be run, which `queue_seconds` is summed over."""
+
+    requests: int = 0
+    rejected: int = 0
+    taken: int = 0
+    dropped: int = 0
+    queue_seconds: float = 0.0
+
+
 class Request:
     """The caller's side of one `submit`: wait for it, or cancel it."""
 
@@ -58,7 +71,12 @@ class Request:
         self.lane, self.deadline, self.partial = lane, deadline, partial
         self.cancelled = False
         self.started = False                       # some of it has left the queue
+        self.submitted = self.began = time.monotonic()
         self._engine, self._left, self._done = engine, count, threading.Event()
+
+    def start(self, now: float) -> None:
+        if not self.started:
+            self.started, self.began = True, now
 
     def alive(self, now: float) -> bool:
         return not self.cancelled and (self.deadline is None or now < self.deadline)
@@ -165,6 +183,7 @@ class Engine:
                  pack_tokens: int = 512, pack_rows: int | None = None, queue_depth: int = 64, anywhere: bool = False,
                  around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self.stats = Stats()
+        self.lane_stats = {lane: LaneStats() for lane in LANES}
         self.late = f"{what.capitalize()} request timed out. Please try again later."
         self._what = what                          # embedding | rerank: what messages call it
         self.state: State = "loading"
@@ -201,9 +220,11 @@ class Engine:
         with self._lock:
             self._check_open()
             self.stats.requests += 1
+            self.lane_stats[lane].requests += 1
             while len(self._waiting[lane]) >= self._depth:
                 if lane == "interactive":
                     self.stats.rejected += 1
+                    self.lane_stats[lane].rejected += 1
                     raise Busy("All slots are busy. Please try again later.")
                 if not self._room.wait(None if deadline is None else deadline - time.monotonic()):
                     raise TimedOut(self.late)
@@ -225,20 +246,27 @@ class Engine:
             self._check_open()
 
     def close(self) -> None:
-        """Finishes the packs that run; what waits fails with Busy."""
+        """Finishes the packs that run and, within FINISH_SECONDS, interactive requests of which some has run; the rest fails with Busy."""
         with self._lock:
             self._closed = True
-            for task in list(self._in_flight.values()):
-                if not task.running:
-                    self._finish(task, Busy("The server is shutting down. Please try again later."))
+            self._refuse(lambda task: not any(request.started and request.lane == "interactive" for request, _ in task.waiters))
             self._work.notify_all()
             self._room.notify_all()
+        finished = time.monotonic() + FINISH_SECONDS
+        for thread in self._threads:
+            thread.join(max(finished - time.monotonic(), 0))
+        with self._lock:
+            self._refuse(lambda task: True)
         for thread in self._threads:
             thread.join()
 
     def counters(self) -> dict[str, float]:
+        """`stalled_seconds`: since work was there to do and none of it got done."""
         with self._lock:
-            return asdict(self.stats) | {f"waiting_{lane}": len(self._waiting[lane]) for lane in LANES}
+            oldest = next(iter(self._in_flight.values()), None)
+            stalled = 0.0 if oldest is None else time.monotonic() - max(self.last_progress, oldest.since)
+            lanes = {f"{name}_{lane}": value for lane in LANES for name, value in asdict(self.lane_stats[lane]).items()}
+            return asdict(self.stats) | lanes | {f"waiting_{lane}": len(self._waiting[lane]) for lane in LANES} | {"stalled_seconds": stalled}
 
     # ---- admission and settlement, under the lock
 
@@ -247,6 +275,10 @@ class Engine:
             raise self._failure
         if self._closed:
             raise Busy("The server is shutting down. Please try again later.")
+
+    def _refuse(self, chosen: Callable[[_Task], bool]) -> None:
+        for task in [task for task in self._in_flight.values() if not task.running and chosen(task)]:
+            self._finish(task, Busy("The server is shutting down. Please try again later."))
 
     def _admit(self, request: Request, sequences: Sequence[np.ndarray]) -> None:
         now = time.monotonic()
@@ -262,7 +294,7 @@ class Engine:
             else:
                 self.stats.shared += 1
                 if task.running:
-                    request.started = True
+                    request.start(now)
                 elif task.lane == "bulk" and request.lane == "interactive":
                     self._queues["bulk"].discard(task)
                     task.lane = "interactive"
@@ -296,11 +328,14 @@ class Engine:
                         wanted.append(task)
                         task.running = True
                         self.stats.queue_seconds += now - task.since
+                        self.lane_stats[lane].queue_seconds += now - task.since
+                        self.lane_stats[lane].taken += 1
                         for request, _ in task.waiters:
-                            request.started = True
+                            request.start(now)
                             self._leave(request)
                     else:
                         self.stats.dropped += 1
+                        self.lane_stats[lane].dropped += 1
                         self._finish(task, TimedOut(self.late))
                 if wanted:
                     if lane == "interactive":

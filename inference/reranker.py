@@ -41,16 +41,20 @@ class Reranker:
                 "query/document pair directly", param="instruction")
         began = time.monotonic()
         pairs = self._pairs(job.query, job.documents, instruction)
+        prepared = time.monotonic()
+        request = self.engine.submit([pair.ids for pair in pairs], lane=job.lane, deadline=deadline)
+        outputs = request.wait()
+        returned = time.monotonic()
         with self._lock:
-            self._tokenize_seconds += time.monotonic() - began
-        outputs = self.engine.submit([pair.ids for pair in pairs], lane=job.lane, deadline=deadline).wait()
+            self._tokenize_seconds += prepared - began
         logits = np.array([output.item() for output in outputs if output is not None], np.float32)
         scores = logits if job.raw_scores else _sigmoid(logits)
         if not np.isfinite(scores).all():
             raise InvalidNumericResult("rerank inference returned an invalid numeric result")
         return RerankResult(
             model=self._opened.spec.id, scores=scores, tokens=np.array([pair.ids.shape[-1] for pair in pairs], np.int32),
-            truncated=tuple(i for i, pair in enumerate(pairs) if pair.truncated))
+            truncated=tuple(i for i, pair in enumerate(pairs) if pair.truncated),
+            timings={"tokenize": prepared - began, "queue": request.began - prepared, "forward": returned - request.began})
 
     def counters(self) -> dict[str, float]:
         with self._lock:

@@ -12,6 +12,9 @@ Lane = Literal["interactive", "bulk"]
 State = Literal["cold", "loading", "ready", "failed"]
 InputType = Literal["query", "document"]
 
+STAGES = ("tokenize", "queue", "forward", "encode")
+"""What a job goes through: text to ids, waiting, the model (other jobs' packs between its own included), and its vectors' last touch."""
+
 Item = str | tuple[int, ...]
 """One thing to embed: a text, or token ids that are used verbatim."""
 
@@ -83,6 +86,7 @@ class EmbedResult:
     multi_vector: bool = False
     truncated: tuple[int, ...] = ()           # indices of items cut to max_length
     errors: Mapping[int, str] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)  # seconds this job spent in each of STAGES, where it is known
 
     def vectors(self) -> list[np.ndarray]:
         """[rows[i], D] per item."""
@@ -110,6 +114,7 @@ class RerankResult:
     scores: np.ndarray
     tokens: np.ndarray
     truncated: tuple[int, ...] = ()           # indices of documents whose pair was cut to max_length
+    timings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from inference.errors import ConfigError, Unauthorized
 
 from .errors import respond
 
-PUBLIC = {"/", "/health", "/v1/health", "/docs", "/openapi.json", "/favicon.ico"}
+PUBLIC = {"/", "/docs", "/openapi.json", "/favicon.ico"}
+HEALTH = {"/health", "/v1/health"}
 PAGES = ("/admin", "/static/")
 HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
 
@@ -72,7 +73,8 @@ def presented(request: HttpRequest) -> bytes:
 
 
 class ApiKeyMiddleware:
-    """Everything needs a key except PUBLIC, the admin and static files, and the preflight of browsers (OPTIONS)."""
+    """Everything needs a key except PUBLIC, the admin and static files, the preflight of browsers (OPTIONS), and HEALTH where it is not
+    under an API prefix."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -80,6 +82,7 @@ class ApiKeyMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         path = request.path_info
-        if not self.keys or path in PUBLIC or path.startswith(PAGES) or request.method == "OPTIONS" or self.keys.admits(presented(request)):
+        public = path in PUBLIC or path.startswith(PAGES) or (path in HEALTH and "mlxcel.prefix" not in request.META)
+        if not self.keys or public or request.method == "OPTIONS" or self.keys.admits(presented(request)):
             return self.get_response(request)
         return respond(Unauthorized("Invalid API Key"))

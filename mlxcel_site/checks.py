@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
-from inference.config import Settings
+from inference.config import MODE_KIND, Settings
 from inference.errors import ConfigError
 
 from .auth import load_keys
+from .environment import misspelt
 
 LOCAL_TRANSPORT = "inference.transports.local.LocalClient"
 
@@ -23,7 +25,23 @@ def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
         found = Settings.from_env()
     except ConfigError as error:
         return [Error(str(error), hint="manage.py serve --help lists every setting", id="mlxcel.E001")]
-    return _check_processes(found.transport)
+    return [*_check_processes(found.transport), *_check_mode(found), *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
+
+
+def _check_mode(found: Settings) -> list[CheckMessage]:
+    if not found.mode or found.models(MODE_KIND[found.mode]) or found.transport != LOCAL_TRANSPORT:
+        return []
+    name = "MLXCEL_EMBEDDING_MODEL" if found.mode == "embeddings" else "MLXCEL_RERANKER_MODEL"
+    return [Error(f"MLXCEL_MODE={found.mode} (--{found.mode}) needs a model of that kind, and {name} names none",
+                  hint="--model or MLXCEL_EMBEDDING_MODEL name embedding models, --reranker-model or MLXCEL_RERANKER_MODEL rerankers",
+                  id="mlxcel.E004")]
+
+
+def _check_prefix(text: str) -> list[CheckMessage]:
+    if re.fullmatch(r"/?([\w.~-]+/?)*", text.strip(), re.ASCII):
+        return []
+    return [Error(f"MLXCEL_API_PREFIX={text!r} is not a path", hint="expected such as /ai or /ai/v2, of letters, digits and . _ ~ -",
+                  id="mlxcel.E005")]
 
 
 def _check_processes(transport: str) -> list[CheckMessage]:
@@ -50,7 +68,12 @@ def check_document_shape(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
     shape = settings.RERANK_DOCUMENT_SHAPE
     if shape in ("verbatim", "object"):
         return []
-    return [Error(f"MLXCEL_RERANK_DOCUMENT_SHAPE={shape!r}: expected verbatim or object", id="mlxcel.E004")]
+    return [Error(f"MLXCEL_RERANK_DOCUMENT_SHAPE={shape!r}: expected verbatim or object", id="mlxcel.E006")]
+
+
+@register()
+def check_names(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    return [Warning(f"{name} is no setting, and has no effect", hint=f"was {meant} meant?", id="mlxcel.W001") for name, meant in misspelt()]
 
 
 def require_sound_configuration() -> None:

@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 import structlog
-from django.conf import settings
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
@@ -21,10 +20,15 @@ from rest_framework import exceptions as rest
 
 from inference.errors import InvalidRequest, NotFound, ServiceError, TooLarge, Unauthorized
 
+from .metrics import ERRORS
+
 log = structlog.get_logger(__name__)
 
 NUMERIC_CODE = {"authentication_error", "unavailable_error"}     # llama-server's envelope: `code` is the status
 TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 405: "invalid_request_error"}
+
+
+MESSAGES = {400: "the request could not be read", 403: "not allowed", 405: "is not allowed here"}
 
 
 class Unavailable(ServiceError):
@@ -49,6 +53,7 @@ def respond(error: ServiceError) -> HttpResponse:
 
 def _answer(status: int, message: str, type: str, *, param: str | None = None, code: str | None = None,
             headers: Mapping[str, str] | None = None) -> HttpResponse:
+    ERRORS.labels(type, status).inc()
     error = {"message": message, "type": type, "param": param, "code": status if type in NUMERIC_CODE else code}
     body = {"error": error, "detail": message}
     content_type = "application/json; charset=utf-8" if status == 401 else "application/json"
@@ -99,16 +104,37 @@ def handler403(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     return defaults.permission_denied(request, exception) if _is_page(request) else respond_to(exception)
 
 
-def handler404(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+def handler404(request: HttpRequest, exception: Exception | None) -> HttpResponseBase:
     if _is_page(request):
-        return defaults.page_not_found(request, exception)
+        return defaults.page_not_found(request, exception or Http404())
     once = re.sub(r"\A(/v\d+)(\1)+(?=/|\Z)", r"\1", request.path_info)
     hint = f"the base URL already ends in it: use {once}" if once != request.path_info else "the routes are listed at /docs"
-    return respond(NotFound(f"no such path: {request.method} {request.path_info}; {hint}"))
+    return respond(NotFound(f"no such path: {request.method} {request.path}; {hint}"))
 
 
 def handler500(request: HttpRequest) -> HttpResponseBase:
     """Django and the request log have the exception already."""
-    if _is_page(request) or settings.DEBUG:
+    if _is_page(request):
         return defaults.server_error(request)
     return _answer(500, "internal server error; the log has it under the id in x-request-id", ServiceError.type)
+
+
+class Envelope:
+    """Middleware with the last word: where Django itself answers an error with a page, be it with DJANGO_DEBUG=1, callers of the API still
+    get the one body."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        status = response.status_code
+        if status < 400 or _is_page(request) or response.get("Content-Type", "").startswith("application/json"):
+            return response
+        if status == 404:
+            return handler404(request, None)
+        if status >= 500:
+            return handler500(request)
+        message = MESSAGES.get(status, response.reason_phrase.lower())
+        kept = {name: response[name] for name in ("Allow", "Retry-After") if name in response}
+        return _answer(status, f"{request.method} {message}" if status == 405 else message, TYPES.get(status, TYPES[400]), headers=kept)

@@ -2,13 +2,31 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
-from .auth import PAGES
+from inference.errors import NotFound
+
+from .auth import HEALTH, PAGES
+from .errors import respond
+
+SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+
+
+class RequestId:
+    """A caller's `x-request-id` goes into the logs and back, but only where it can be nothing else than an id; else one is made."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if not SANE_ID.fullmatch(request.META.get("HTTP_X_REQUEST_ID", "")):
+            request.META.pop("HTTP_X_REQUEST_ID", None)
+        return self.get_response(request)
 
 
 class TrailingSlash:
@@ -34,6 +52,23 @@ class ChunkedBody:
         if environ.get("HTTP_TRANSFER_ENCODING", "").lower() == "chunked" and not environ.get("CONTENT_LENGTH"):
             body = _read(environ["wsgi.input"], settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1)
             environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
+        return self.application(environ, start_response)
+
+
+class Prefix:
+    """WSGI middleware: everything lies under `prefix`, such as `/ai`; only HEALTH answers beside it too, to probes of the process itself."""
+
+    def __init__(self, application: Callable[..., Iterable[bytes]], prefix: str) -> None:
+        self.application, self.prefix = application, prefix
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == self.prefix or path.startswith(f"{self.prefix}/"):
+            environ |= {"SCRIPT_NAME": self.prefix, "PATH_INFO": path[len(self.prefix):] or "/", "mlxcel.prefix": self.prefix}
+        elif path.rstrip("/") not in HEALTH:
+            response = respond(NotFound(f"no such path; everything here lies under {self.prefix}"))
+            start_response(f"{response.status_code} {response.reason_phrase}", list(response.items()))
+            return [response.content]
         return self.application(environ, start_response)
 
 

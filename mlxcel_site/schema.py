@@ -13,17 +13,31 @@ MODEL = {
     "type": "object",
     "required": ["id", "object", "created", "owned_by"],
     "properties": {
-        "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": {"const": "mlxcel"},
+        "id": {"type": "string"}, "object": {"type": "string", "const": "model"}, "created": {"type": "integer"}, "owned_by": {"type": "string", "const": "mlxcel"},
+        "tags": {"type": "array", "items": {"type": "string"}},
         "aliases": {"type": "array", "items": {"type": "string"}, "description": "Other names it answers to."},
         "capabilities": {"type": "array", "items": {
             "type": "string", "enum": ["embedding", "rerank", "images", "multi_vector", "instructions"]}},
         "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed"]},
         "meta": {"type": "object", "additionalProperties": True,
                  "description": "family, dims, max_length, vocab_size, pooling, normalize, multi_vector, prompts, backend, precision, "
-                                "parameters, size (bytes), revision, scoring (of a reranker)"},
+                                "parameters, size (bytes), revision, scoring (of a reranker), and llama-server's names for some of them: n_ctx, n_embd, n_vocab, "
+                                "n_params, ftype"},
     }}
+OLLAMA = {
+    "type": "object", "required": ["name", "model"], "additionalProperties": True, "description": "As Ollama lists models.",
+    "properties": {"name": {"type": "string"}, "model": {"type": "string"}}}
+PROPS = {
+    "type": "object", "required": ["capabilities"], "properties": {"capabilities": {
+        "type": "object", "required": ["generation"], "description": "A kind of which nothing is served is absent.", "properties": {
+            "generation": {"type": "boolean"}, "serving_mode": {"type": "string", "enum": ["--embeddings", "--reranking"]},
+            "embedding": {"type": "object", "required": ["model", "dim", "pooling", "embd_normalize", "multi_vector"], "properties": {
+                "model": {"type": "string"}, "dim": {"type": "integer"}, "pooling": {"type": "string"},
+                "embd_normalize": {"type": "number"}, "multi_vector": {"type": "boolean"}}},
+            "reranking": {"type": "object", "required": ["model", "kind"], "properties": {
+                "model": {"type": "string"}, "kind": {"type": "string"}}}}}}}
 MODELS = {"type": "object", "required": ["object", "data"],
-          "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
+          "properties": {"models": {"type": "array", "items": OLLAMA}, "object": {"type": "string", "const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
 ERROR = {
     "type": "object", "required": ["error", "detail"],
     "properties": {
@@ -51,17 +65,20 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_fo
          413: "invalid_request_error", 500: "server_error", 501: "not_implemented", 503: "server_busy", 504: "server_timeout"}
 HEADERS = {
     503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
-    501: {"x-should-retry": {"schema": {"const": "false"}}},
-    504: {"x-should-retry": {"schema": {"const": "false"}}},
+    501: {"x-should-retry": {"schema": {"type": "string", "const": "false"}}},
+    504: {"x-should-retry": {"schema": {"type": "string", "const": "false"}}},
 }
 
 list_models = extend_schema(operation_id="listModels", summary="List the served models", tags=["Models"],
                             responses={200: {"$ref": "#/components/schemas/ModelList"}})
+props = extend_schema(
+    operation_id="props", summary="What this server can do", tags=["Models"], responses={200: {"$ref": "#/components/schemas/Props"}},
+    description="Where the server runs with MLXCEL_PROPS=1; else 501.", extensions={"x-errors": [501]})
 retrieve_model = extend_schema(operation_id="retrieveModel", summary="One served model", tags=["Models"],
                                responses={200: {"$ref": "#/components/schemas/Model"}}, extensions={"x-errors": [404]})
-health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[], responses={200: STATUS})
+health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[], responses={200: {"$ref": "#/components/schemas/Status"}})
 ready = extend_schema(operation_id="ready", summary="Whether every configured model can be used", tags=["Health"],
-                      responses={200: STATUS}, extensions={"x-errors": [503]})
+                      responses={200: {"$ref": "#/components/schemas/Status"}}, extensions={"x-errors": [503]})
 
 
 def _error_response(status: int) -> dict[str, Any]:
@@ -76,10 +93,13 @@ def _error_response(status: int) -> dict[str, Any]:
 def complete(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where it wants a key, and 500."""
     components = result["components"]
-    components.setdefault("schemas", {}).update({**EMBEDDINGS, **RERANK, "Model": MODEL, "ModelList": MODELS, "Error": ERROR})
+    components.setdefault("schemas", {}).update({
+        **EMBEDDINGS, **RERANK, "Model": MODEL, "Props": PROPS, "ModelList": MODELS, "Status": STATUS, "Error": ERROR})
     components["responses"] = {ERRORS[status][0]: _error_response(status) for status in sorted(ERRORS)}
     for path in result["paths"].values():
         for operation in path.values():
+            if body := operation.get("requestBody"):
+                body["required"] = True
             statuses = {*operation.pop("x-errors", ()), 500, *([401] if any(operation.get("security", ())) else [])}
             for status in sorted(statuses):
                 operation["responses"][str(status)] = {"$ref": f"#/components/responses/{ERRORS[status][0]}"}

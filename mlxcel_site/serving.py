@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import util
@@ -27,10 +30,27 @@ def create() -> Callable[..., Iterable[bytes]]:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     util.Finalize(None, get_client().close, exitpriority=0)
+    _close_when_stopped(get_client())
     check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
     return application
+
+
+def _close_when_stopped(client: InferenceClient) -> None:
+    """At the signal to stop, closes the client: what runs is finished, what waits is refused. granian waits for both to be answered, but
+    would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor beside them."""
+    told, tell = socket.socketpair()
+    tell.setblocking(False)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        with told, tell:
+            while not {signal.SIGTERM, signal.SIGINT} & set(told.recv(64)):
+                pass
+            client.close()
+
+    threading.Thread(target=wait, name="close-when-stopped", daemon=True).start()
 
 
 def load_models(client: InferenceClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import environ
+from corsheaders.defaults import default_headers
 
 from . import logs
 from .secret_key import secret_key
@@ -30,11 +31,26 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_REDIRECT_EXEMPT = [r"^(v1/)?health(/ready)?/?$"]
 X_FRAME_OPTIONS = "DENY"
 
+# Everything lies under this path, for a proxy that passes paths on as they are.
+API_PREFIX = f"/{env.str('MLXCEL_API_PREFIX', default='').strip().strip('/')}".rstrip("/")
+FORCE_SCRIPT_NAME = API_PREFIX or None
+
+# Pages of these origins may call the API from a browser. It is never sent cookies, so `*` gives nobody more than they have a key for.
+_ORIGINS = env.list("MLXCEL_CORS_ORIGINS", default=[])
+CORS_ALLOW_ALL_ORIGINS = _ORIGINS == ["*"]
+CORS_ALLOWED_ORIGINS = [] if CORS_ALLOW_ALL_ORIGINS else _ORIGINS
+CORS_URLS_REGEX = r"^(?!/admin)"
+CORS_ALLOW_METHODS = ["GET", "HEAD", "POST", "OPTIONS"]
+CORS_ALLOW_HEADERS = [*default_headers, "x-api-key", "api-key", "x-request-id", *(     # and what the OpenAI SDK sends from browsers
+    f"x-stainless-{name}" for name in ("arch", "lang", "os", "package-version", "runtime", "runtime-version", "retry-count", "timeout"))]
+CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-should-retry", "Retry-After", "Server-Timing"]
+
 # Who may call the API (mlxcel_site/auth.py), what it accepts and how it answers (embeddings/ and rerank/: parsing.py, rendering.py).
 API_KEYS = env.str("MLXCEL_API_KEYS", default="")
 API_KEY_FILE = env.str("MLXCEL_API_KEY_FILE", default="")
 STRICT_FIELDS = env.bool("MLXCEL_STRICT_FIELDS", default=False)
 RERANK_DOCUMENT_SHAPE = env.str("MLXCEL_RERANK_DOCUMENT_SHAPE", default="verbatim")     # or "object": {"text": ...} for every document
+PROPS = env.bool("MLXCEL_PROPS", default=False)
 ACCEPT_ANY_MODEL = env.bool("MLXCEL_ACCEPT_ANY_MODEL", default=False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024 * 1024
 
@@ -49,6 +65,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "django_structlog",
+    "corsheaders",
     "mlxcel_site",
     "embeddings",
     "rerank",
@@ -56,7 +73,11 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "mlxcel_site.middleware.RequestId",
     "django_structlog.middlewares.RequestMiddleware",
+    "mlxcel_site.metrics.Measured",
+    "corsheaders.middleware.CorsMiddleware",     # before keys: a browser asks first without one
+    "mlxcel_site.errors.Envelope",
     "mlxcel_site.middleware.TrailingSlash",
     "mlxcel_site.auth.ApiKeyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -122,6 +143,7 @@ SPECTACULAR_SETTINGS = {
         {"name": "Health", "description": "For load balancers and supervisors."},
     ],
     "OAS_VERSION": "3.1.0",
+    "SERVERS": [{"url": API_PREFIX}] if API_PREFIX else [],
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PUBLIC": True,
     "SWAGGER_UI_DIST": "SIDECAR",
@@ -139,6 +161,7 @@ LOGGING = logs.configure(
     level=env.str("MLXCEL_LOG_LEVEL", default="INFO").upper(), json=env.str("MLXCEL_LOG_FORMAT", default="console") == "json")
 DJANGO_STRUCTLOG_STATUS_START_LOG_LEVEL = 10     # DEBUG: a request is one line, when it is answered
 DJANGO_STRUCTLOG_STATUS_4XX_LOG_LEVEL = 20
+DJANGO_STRUCTLOG_TRUST_UPSTREAM_REQUEST_ID = True     # mlxcel_site.middleware.RequestId takes insane ones away
 DJANGO_STRUCTLOG_USER_ID_FIELD = ""
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"

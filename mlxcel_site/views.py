@@ -8,34 +8,67 @@ from django.conf import settings
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from embeddings.models import Collection
 from inference.client import InferenceClient, get_client
-from inference.errors import NotFound, ServiceError
+from inference.config import Settings
+from inference.errors import NotFound, NotLoaded, ServiceError
 from inference.wire import ModelSpec
 
 from . import schema
 from .errors import Unavailable
 
 STARTED = int(time.time())
-NOT_READY = {"loading": "Loading model", "failed": "A configured model failed to load; the log says why"}
+NOT_READY = {
+    "loading": "Loading model", "failed": "A configured model failed to load; the log says why",
+    "stale": "A model's worker is gone, or makes no progress", "unserved": "No model worker has registered yet"}
 
 
 def describe(model: ModelSpec) -> dict[str, Any]:
-    """OpenAI's model object; what it does not know is in `meta`."""
+    """OpenAI's model object; what it does not know is in `meta`, under llama-server's names where it has one (`n_ctx`, `size`, ...)."""
     capabilities = {"embedding": model.kind == "embedding", "rerank": model.kind == "reranker", "images": model.images,
                     "multi_vector": model.multi_vector, "instructions": model.instructions}
     return {
         "id": model.id, "object": "model", "created": STARTED, "owned_by": "mlxcel", "aliases": list(model.aliases),
-        "capabilities": [name for name, has in capabilities.items() if has], "state": model.state,
+        "tags": [], "capabilities": [name for name, has in capabilities.items() if has], "state": model.state,
         "meta": {
             "family": model.family, "dims": model.dims, "max_length": model.max_length, "vocab_size": model.vocab_size,
             "pooling": model.pooling, "normalize": model.normalize, "multi_vector": model.multi_vector, "prompts": dict(model.prompts),
             "backend": model.backend, "precision": model.precision, "parameters": model.parameters, "size": model.bytes,
-            "revision": model.revision, **({"scoring": model.scoring} if model.scoring else {})}}
+            "revision": model.revision, **({"scoring": model.scoring} if model.scoring else {}), "n_ctx": model.max_length, "n_embd": model.dims, "n_vocab": model.vocab_size,
+            "n_params": model.parameters, "ftype": model.precision}}
+
+
+def _ollama(model: ModelSpec) -> dict[str, Any]:
+    """The entry of Ollama's list, which llama-server puts beside OpenAI's."""
+    described = describe(model)
+    return {"name": model.id, "model": model.id, "modified_at": "", "size": model.bytes, "digest": model.weights_hash, "type": "model",
+            "description": "", "tags": [], "capabilities": described["capabilities"], "parameters": "",
+            "details": {"parent_model": "", "format": "safetensors", "family": model.family, "families": [model.family],
+                        "parameter_size": str(model.parameters), "quantization_level": model.precision}}
+
+
+def capabilities(client: InferenceClient, mode: str) -> dict[str, Any]:
+    """llama-server's `capabilities` of /props: of each kind the model that answers where a request names none; absent where none does."""
+    served = client.models()
+    embedder = next((model for model in served if model.kind == "embedding"), None)
+    reranker = next((model for model in served if model.kind == "reranker"), None)
+    found: dict[str, Any] = {"generation": False}
+    if mode:
+        found["serving_mode"] = f"--{mode}"
+    if embedder:
+        found["embedding"] = {"model": embedder.id, "dim": embedder.dims, "pooling": embedder.pooling,
+                              "embd_normalize": int(embedder.normalize) if embedder.normalize.is_integer() else embedder.normalize,
+                              "multi_vector": embedder.multi_vector}
+    if reranker:
+        found["reranking"] = {"model": reranker.id, "kind": reranker.scoring}
+    return found
 
 
 def find_model(client: InferenceClient, name: str) -> ModelSpec:
@@ -50,13 +83,22 @@ def find_model(client: InferenceClient, name: str) -> ModelSpec:
 class Models(APIView):
     @schema.list_models
     def get(self, request: Request) -> Response:
-        return Response({"object": "list", "data": [describe(model) for model in get_client().models()]})
+        served = get_client().models()
+        return Response({"models": [_ollama(model) for model in served], "object": "list", "data": [describe(model) for model in served]})
 
 
 class OneModel(APIView):
     @schema.retrieve_model
     def get(self, request: Request, model: str) -> Response:
         return Response(describe(find_model(get_client(), model)))
+
+
+class Props(APIView):
+    @schema.props
+    def get(self, request: Request) -> Response:
+        if not settings.PROPS:
+            raise NotLoaded("This server does not show its properties. Start it with `manage.py serve --props`, or set MLXCEL_PROPS=1")
+        return Response({"capabilities": capabilities(get_client(), Settings.from_env().mode)})
 
 
 class Health(APIView):
@@ -68,18 +110,20 @@ class Health(APIView):
 class Ready(APIView):
     @schema.ready
     def get(self, request: Request) -> Response:
-        status = get_client().health()["status"]
-        if status != "ok":
-            raise Unavailable(NOT_READY.get(status, str(status)))
+        health = get_client().health()
+        if (status := health["status"]) != "ok":
+            raise Unavailable(health.get("error") or NOT_READY.get(status, str(status)))
         return Response({"status": "ok"})
 
 
+@csrf_exempt
+@require_safe
 def home(request: HttpRequest) -> HttpResponse:
     """What is here. Collections are shown to whoever may use the API without a key, or is logged in to the admin."""
     keyed = bool(settings.API_KEYS or settings.API_KEY_FILE)
     collections = Collection.objects.select_related("space").annotate(document_count=Count("documents")).order_by("name")
     return render(request, "mlxcel_site/home.html", {
-        **_models(), "keyed": keyed, "origin": request.build_absolute_uri("/").rstrip("/"),
+        **_models(), "keyed": keyed, "origin": request.build_absolute_uri(reverse("home")).rstrip("/"),
         "collections": None if keyed and not request.user.is_staff else collections})
 
 

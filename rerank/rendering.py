@@ -9,6 +9,7 @@ import numpy as np
 from django.conf import settings
 from rest_framework.response import Response
 
+from inference import answers
 from inference.errors import InferenceFailed, InvalidNumericResult
 from inference.wire import RerankResult
 
@@ -23,18 +24,14 @@ def render_rerank(request: RerankRequest, result: RerankResult, *, sdk: str = ""
     scores = _checked(request, result)
     order = np.argsort(-scores, kind="stable")[:request.top_n].tolist()
     shown = _object if settings.RERANK_DOCUMENT_SHAPE == "object" or sdk in COHERE else _verbatim
-    headers = {"x-truncated-inputs": str(len(result.truncated))} if result.truncated else None
+    headers = answers.headers(result)
     if request.texts:
         return Response(_entries(request, scores, order, "score", "text", _verbatim), headers=headers)
-    tokens = int(result.tokens.sum())
     results = _entries(request, scores, order, "relevance_score", "document", shown)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    if result.truncated:
-        usage["truncated_inputs"] = len(result.truncated)
     return Response({
         "id": f"rerank-{uuid4().hex}", "object": "list", "model": result.model, "results": results,
         **({"data": results} if request.top_k else {}),
-        "usage": usage, "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
+        "usage": answers.usage(result), "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
     }, headers=headers)
 
 

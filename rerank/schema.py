@@ -28,7 +28,7 @@ SCHEMAS: dict[str, Any] = {
     "RerankResponse": {
         "type": "object", "required": ["id", "object", "model", "results", "usage", "meta"],
         "properties": {
-            "id": STRING, "object": {"const": "list"}, "model": STRING,
+            "id": STRING, "object": {**STRING, "const": "list"}, "model": STRING,
             "results": {"type": "array", "description": "Best first; equal scores in the order of the request.", "items": {
                 "type": "object", "required": ["index", "relevance_score"],
                 "properties": {

@@ -73,7 +73,7 @@ class FakeClient:
         pass
 
     def health(self) -> dict[str, Any]:
-        return {"status": "ok"}
+        return {"status": "ok", "models": {model.id: {"state": model.state, "kind": model.kind} for model in self.models()}}
 
     def close(self) -> None:
         pass

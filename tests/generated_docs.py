@@ -22,9 +22,14 @@ def table(*rows: tuple[str, ...]) -> str:
 
 def settings() -> str:
     from inference.config import describe
+    from mlxcel_site.environment import WEB
 
-    return table(("setting", "default", "meaning"),
-                 *((f"`{name}`", f"`{default}`" if default else "", meaning) for name, default, meaning in describe()))
+    return table(("setting", "default", "meaning"), ("**models**", "", ""), *map(_setting, describe()), ("**web**", "", ""), *map(_setting, WEB))
+
+
+def _setting(row: tuple[str, str, str]) -> tuple[str, str, str]:
+    name, default, meaning = row
+    return f"`{name}`", f"`{default}`" if default and " " not in default else default, meaning
 
 
 def families() -> str:

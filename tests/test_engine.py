@@ -312,6 +312,65 @@ def test_closing_finishes_what_runs_and_refuses_what_waits():
         engine.submit([ids(3)])
 
 
+def test_closing_finishes_an_interactive_request_that_has_begun_but_not_a_bulk_one():
+    model = Model()
+    engine = Engine(lambda: model, pack_rows=1)
+    model.shut()
+    begun = engine.submit([ids(1), ids(2), ids(3)])
+    assert model.entered.wait(5)
+    bulk = engine.submit([ids(4), ids(5)], lane="bulk")
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    with pytest.raises(Busy):
+        bulk.wait()
+    model.gate.set()
+    assert [output.tolist() for output in begun.wait()] == [[[1, 1]], [[2, 1]], [[3, 1]]]
+    closer.join()
+
+
+def test_closing_does_not_wait_for_long(monkeypatch):
+    monkeypatch.setattr("inference.engine.FINISH_SECONDS", 0.05)
+    model = Model()
+    engine = Engine(lambda: model, pack_rows=1)
+    model.shut()
+    begun = engine.submit([ids(1), ids(2)])
+    assert model.entered.wait(5)
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    time.sleep(0.2)
+    model.gate.set()
+    with pytest.raises(Busy):
+        begun.wait()
+    closer.join()
+    assert model.packs == [[[1]]]
+
+
+def test_stalled_is_the_time_since_work_was_there_and_none_got_done(start):
+    model = Model()
+    engine = start(model)
+    assert engine.counters()["stalled_seconds"] == 0
+    engine.submit([ids(1)]).wait()
+    time.sleep(0.1)
+    assert engine.counters()["stalled_seconds"] == 0
+    model.shut()
+    request = engine.submit([ids(2)])
+    assert model.entered.wait(5)
+    time.sleep(0.1)
+    assert 0.1 <= engine.counters()["stalled_seconds"] < 1
+    model.gate.set()
+    request.wait()
+    assert engine.counters()["stalled_seconds"] == 0
+
+
+def test_lanes_are_counted_apart(start):
+    engine = start()
+    engine.submit([ids(1), ids(2)]).wait()
+    engine.submit([ids(3)], lane="bulk").wait()
+    counters = engine.counters()
+    assert [counters[f"{name}_{lane}"] for name in ("requests", "taken") for lane in ("interactive", "bulk")] == [1, 1, 2, 1]
+    assert counters["queue_seconds"] == pytest.approx(counters["queue_seconds_interactive"] + counters["queue_seconds_bulk"])
+
+
 def test_the_model_is_opened_and_run_on_the_engines_own_thread(start):
     seen = set()
 

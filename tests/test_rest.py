@@ -201,7 +201,7 @@ def test_no_model(http: Client, served: FakeClient) -> None:
     response = post(http, {"input": "a"})
     assert envelope(response, 501)["message"].startswith("This server does not support embeddings.")
     assert response["x-should-retry"] == "false"
-    assert http.get("/v1/models").json() == {"object": "list", "data": []}
+    assert http.get("/v1/models").json() == {"models": [], "object": "list", "data": []}
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [
@@ -362,7 +362,7 @@ def test_schema_is_valid() -> None:
 
 def test_schema_is_complete(http: Client) -> None:
     schema = http.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/v1/embeddings", "/v1/models", "/v1/models/{model}", "/health", "/health/ready", "/collections",
+    assert set(schema["paths"]) == {"/v1/embeddings", "/embedding", "/props", "/v1/models", "/v1/models/{model}", "/health", "/health/ready", "/collections",
                                     "/collections/{name}", "/collections/{name}/search"}
     for path, operations in schema["paths"].items():
         for operation in operations.values():

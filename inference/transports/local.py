@@ -43,6 +43,8 @@ class LocalClient:
 
     def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None:
         """Raises NotLoaded where the model that would answer cannot be opened."""
+        if refusal := self._settings.refusal(kind):
+            raise NotLoaded(refusal)
         if not any(served.kind == kind for served in self._served):
             return None
         found = self._find(kind, model)
@@ -75,7 +77,9 @@ class LocalClient:
                 spec = self._spec(served)
                 models[spec.id] = {"state": spec.state, "kind": spec.kind} | (served.running.counters() if served.running else {})
         states = {entry["state"] for entry in models.values()}
-        return {"status": "failed" if "failed" in states else "loading" if "loading" in states else "ok", "models": models}
+        stalled = any(entry.get("stalled_seconds", 0) > self._settings.timeout for entry in models.values())
+        return {"status": "failed" if "failed" in states else "stale" if stalled else "loading" if "loading" in states else "ok",
+                "models": models}
 
     def close(self) -> None:
         for served in self._served:

@@ -20,6 +20,13 @@ from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
 
 STOP_SECONDS = 10
+SETTINGS = {     # what options set, where they are given
+    "api_key_file": "MLXCEL_API_KEY_FILE", "api_prefix": "MLXCEL_API_PREFIX", "mode": "MLXCEL_MODE", "pooling": "MLXCEL_EMBEDDING_POOLING",
+    "embd_normalize": "MLXCEL_EMBEDDING_NORMALIZE", "embedding_batch_size": "MLXCEL_EMBEDDING_BATCH_SIZE",
+    "embedding_max_length": "MLXCEL_EMBEDDING_MAX_LENGTH", "queue_depth": "MLXCEL_EMBEDDING_QUEUE_DEPTH",
+    "timeout": "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", "backend": "MLXCEL_BACKEND", "threads": "MLXCEL_THREADS",
+}
+SWITCHES = {"download": "MLXCEL_ALLOW_DOWNLOAD", "props": "MLXCEL_PROPS"}
 
 
 class Command(BaseCommand):
@@ -34,8 +41,22 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080)")
         parser.add_argument("--model", action="append", metavar="MODEL",
                             help="embedding model: a directory or a Hugging Face id; may be repeated")
-        parser.add_argument("--reranker-model", action="append", metavar="MODEL", help="reranker, likewise; may be repeated")
+        parser.add_argument("--reranker-model", action="append", metavar="MODEL", help="reranker, likewise")
+        only = parser.add_mutually_exclusive_group()
+        only.add_argument("--embeddings", "--embedding", dest="mode", action="store_const", const="embeddings",
+                          help="serve embeddings only: 501 on the routes of rerankers, which are not loaded")
+        only.add_argument("--reranking", "--rerank", dest="mode", action="store_const", const="reranking", help="serve rerankers only, likewise")
         parser.add_argument("--alias", action="append", metavar="NAME=MODEL", help="another name for a model; may be repeated")
+        parser.add_argument("--pooling", metavar="MODE",
+                            help="overrides the checkpoint's pooling: mean, cls, last or max; rank is the same as --reranking")
+        parser.add_argument("--embd-normalize", metavar="P",
+                            help="overrides the checkpoint's normalisation: -1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, or another p")
+        parser.add_argument("--embedding-batch-size", metavar="N", help="items a forward pass takes at most (as its tokens allow)")
+        parser.add_argument("--embedding-max-length", metavar="N", help="lowers the model's limit of tokens an item")
+        parser.add_argument("--queue-depth", metavar="N", help="requests that may wait for a model; one more is answered 503 (64)")
+        parser.add_argument("--timeout", metavar="SECONDS", help="seconds a request may take before it is answered 504 (120)")
+        parser.add_argument("--api-prefix", metavar="PATH", help="path that everything lies under, such as /ai")
+        parser.add_argument("--props", action="store_true", help="answer GET /props")
         parser.add_argument("--api-key", action="append", metavar="KEY",
                             help="key callers have to send; may be repeated. Others on this machine can see it in the list of processes: "
                                  "prefer --api-key-file or MLXCEL_API_KEYS")
@@ -72,7 +93,8 @@ class Command(BaseCommand):
         if not _is_local(host):
             os.environ.setdefault("DJANGO_ALLOWED_HOSTS", "*")
         shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::", "::1") else host
-        os.environ["MLXCEL_ORIGIN"] = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+        prefix = f"/{os.environ.get('MLXCEL_API_PREFIX', '').strip().strip('/')}".rstrip("/")
+        os.environ["MLXCEL_ORIGIN"] = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{prefix}"
         _run(address, port, options["web_threads"] or models.queue_depth + 16)
 
 
@@ -82,17 +104,18 @@ def _to_environment(options: dict[str, Any]) -> None:
         os.environ["MLXCEL_EMBEDDING_MODEL"] = ",".join(options["model"])
     if options["reranker_model"]:
         os.environ["MLXCEL_RERANKER_MODEL"] = ",".join(options["reranker_model"])
+    if options["pooling"] == "rank":
+        if options["mode"] == "embeddings":
+            raise CommandError("--pooling rank is the same as --reranking, which contradicts --embeddings")
+        options |= {"pooling": None, "mode": "reranking"}
     if options["alias"]:
         os.environ["MLXCEL_MODEL_ALIASES"] = ",".join(options["alias"])
     if options["api_key"]:
         row = io.StringIO()
         csv.writer(row, lineterminator="").writerow(options["api_key"])
         os.environ["MLXCEL_API_KEYS"] = ",".join(filter(None, (os.environ.get("MLXCEL_API_KEYS"), row.getvalue())))
-    for option, name in (("api_key_file", "MLXCEL_API_KEY_FILE"), ("backend", "MLXCEL_BACKEND"), ("threads", "MLXCEL_THREADS")):
-        if options[option] is not None:
-            os.environ[name] = str(options[option])
-    if options["download"]:
-        os.environ["MLXCEL_ALLOW_DOWNLOAD"] = "1"
+    os.environ |= {name: str(options[option]) for option, name in SETTINGS.items() if options[option] is not None}
+    os.environ |= {name: "1" for option, name in SWITCHES.items() if options[option]}
 
 
 def _is_local(host: str) -> bool:
