@@ -23,8 +23,11 @@ def _ref(name: str) -> dict[str, str]:
 
 def _optional(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Fields for which null is the same as absent."""
-    return {name: {**field, "type": [field["type"], "null"], **({"enum": [*field["enum"], None]} if "enum" in field else {})}
-            for name, field in fields.items()}
+    def nullable(field: dict[str, Any]) -> dict[str, Any]:
+        kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        return {**field, "type": [*kinds, "null"], **({"enum": [*field["enum"], None]} if "enum" in field else {})}
+
+    return {name: nullable(field) for name, field in fields.items()}
 
 
 TOKEN_IDS = _list({"type": "integer", "minimum": 0}, minItems=1)
@@ -88,7 +91,7 @@ SCHEMAS: dict[str, Any] = {
             "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
                                               "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
             "include_text": {**BOOLEAN, "default": False},
-            "rerank": {"oneOf": [STRING, BOOLEAN], "default": False,
+            "rerank": {"type": ["string", "boolean"], "default": False,
                        "description": "A served reranker, `true` for the first: it judges the best documents once more, by their best "
                                       "passages."},
             "candidates": {**INTEGER, "minimum": 1, "maximum": 1000,
