@@ -64,8 +64,9 @@ def parse_rerank(body: object, client: InferenceClient) -> RerankRequest:
         _check_shape(body)
     fields = read(body, FIELDS, strict=settings.STRICT_FIELDS)
     texts = fields.get("documents") is None
-    query = _item(fields["query"], "`query`")
-    documents = [_item(value, f"documents[{i}]") for i, value in enumerate(fields["texts" if texts else "documents"])]
+    listed = "texts" if texts else "documents"
+    query = _item(fields["query"], "`query`", "query")
+    documents = [_item(value, f"documents[{i}]", listed) for i, value in enumerate(fields[listed])]
     model = served(client, "reranker", fields.get("model"), accept_any=settings.ACCEPT_ANY_MODEL)
     name, top_n = first(fields, "top_n", "top_k")
     if top_n == 0:
@@ -75,7 +76,7 @@ def parse_rerank(body: object, client: InferenceClient) -> RerankRequest:
         raise InvalidRequest(INSTRUCTED, param="instruction")
     _check(query, "`query`", model, "query")
     for i, document in enumerate(documents):
-        _check(document, f"documents[{i}]", model, "texts" if texts else "documents")
+        _check(document, f"documents[{i}]", model, listed)
     return RerankRequest(
         query=query.text, documents=tuple(document.text for document in documents), model=model.id,
         items=tuple(document.sent for document in documents), top_n=top_n,
@@ -94,9 +95,8 @@ def _check_shape(body: dict[str, Any]) -> None:
         raise InvalidRequest(MISSING, param=name)
 
 
-def _item(value: Any, where: str) -> _Item:
+def _item(value: Any, where: str, param: str) -> _Item:
     """An item carries a text, an image, or both. What else an object holds is nothing that can be scored."""
-    param = "query" if where == "`query`" else "documents"
     if isinstance(value, str):
         return _Item(value, False, value)
     if not isinstance(value, dict):

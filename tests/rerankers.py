@@ -56,5 +56,6 @@ PAIRINGS = (
     Pairing("qwen3-head", "generative_text", "Qwen3ForCausalLM", _TINY_QWEN3 | {"tie_word_embeddings": False, "num_key_value_heads": 4},
             620, instruction="Find what is red"),
     Pairing("qwen3-sliding", "generative_text", "Qwen3ForCausalLM", _TINY_QWEN3 | {
-        "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "attention_bias": True}, 512),
+        "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "attention_bias": True},
+            512),
 )

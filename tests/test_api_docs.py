@@ -71,5 +71,5 @@ def test_examples(http: Client) -> None:
 
 def test_routes_are_listed() -> None:
     listed = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", TEXT))
-    assert listed == {"/v1/embeddings", "/v1/rerank", "/v1/models", "/v1/models/{id}", "/health", "/health/ready", "/collections", "/collections/{name}",
-                      "/collections/{name}/search"}
+    assert listed == {"/v1/embeddings", "/v1/rerank", "/v1/models", "/v1/models/{id}", "/health", "/health/ready", "/collections",
+                      "/collections/{name}", "/collections/{name}/search"}

@@ -141,6 +141,8 @@ def test_errors_come_in_the_order_of_the_contract() -> None:
 @pytest.mark.parametrize(("body", "param"), [
     ({"documents": ["a"]}, "query"), ({"query": "q"}, "documents"), ({"query": "q", "texts": []}, "texts"),
     ({"query": "q", "documents": ["a"], "top_n": 0}, "top_n"), ({"query": "q", "documents": ["a"], "top_k": 0}, "top_k"),
+    ({"query": "q", "documents": [7]}, "documents"), ({"query": "q", "texts": [7]}, "texts"),
+    ({"query": {"text": 7}, "texts": ["a"]}, "query"),
     ({"query": "q", "documents": [""]}, "documents"), ({"query": "q", "texts": [""]}, "texts"),
     ({"query": "q", "documents": ["a"], "model": "m"}, "model"), ({"query": "q", "documents": ["a"], "instruction": "x"}, "instruction")])
 def test_the_field_is_named(body: dict[str, Any], param: str) -> None:
