@@ -41,7 +41,8 @@ def describe(model: ModelSpec) -> dict[str, Any]:
             "family": model.family, "dims": model.dims, "max_length": model.max_length, "vocab_size": model.vocab_size,
             "pooling": model.pooling, "normalize": model.normalize, "multi_vector": model.multi_vector, "prompts": dict(model.prompts),
             "backend": model.backend, "precision": model.precision, "parameters": model.parameters, "size": model.bytes,
-            "revision": model.revision, **({"scoring": model.scoring} if model.scoring else {}), "n_ctx": model.max_length, "n_embd": model.dims, "n_vocab": model.vocab_size,
+            "revision": model.revision, **({"scoring": model.scoring} if model.scoring else {}), "n_ctx": model.max_length,
+            "n_embd": model.dims, "n_vocab": model.vocab_size,
             "n_params": model.parameters, "ftype": model.precision}}
 
 

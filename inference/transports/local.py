@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..config import Settings
 from ..embedder import Embedder
-from ..errors import ServiceError, no_model, wrong_model
+from ..errors import NotLoaded, ServiceError, no_model, wrong_model
 from ..loader import open_checkpoint
 from ..opened import Opened
 from ..reranker import Reranker
