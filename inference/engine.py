@@ -266,7 +266,8 @@ class Engine:
             oldest = next(iter(self._in_flight.values()), None)
             stalled = 0.0 if oldest is None else time.monotonic() - max(self.last_progress, oldest.since)
             lanes = {f"{name}_{lane}": value for lane in LANES for name, value in asdict(self.lane_stats[lane]).items()}
-            return asdict(self.stats) | lanes | {f"waiting_{lane}": len(self._waiting[lane]) for lane in LANES} | {"stalled_seconds": stalled}
+            waiting = {f"waiting_{lane}": len(self._waiting[lane]) for lane in LANES}
+            return asdict(self.stats) | lanes | waiting | {"stalled_seconds": stalled}
 
     # ---- admission and settlement, under the lock
 

@@ -14,7 +14,7 @@ WEB: tuple[tuple[str, str, str], ...] = (
     ("MLXCEL_API_KEYS", "", "keys callers have to send, comma separated; none: everyone who reaches the server may use it"),
     ("MLXCEL_API_KEY_FILE", "", "a file with one key a line"),
     ("MLXCEL_API_PREFIX", "", "path that everything lies under, such as /ai"),
-    ("MLXCEL_CORS_ORIGINS", "", "origins whose pages may call the API from a browser, comma separated, such as https://app.example; * is any"),
+    ("MLXCEL_CORS_ORIGINS", "", "origins whose pages may call the API from a browser, comma separated: https://app.example; * is any"),
     ("MLXCEL_STRICT_FIELDS", "0", "refuse request fields that are not known instead of ignoring them"),
     ("MLXCEL_ACCEPT_ANY_MODEL", "0", "answer with the default model whatever model a request names"),
     ("MLXCEL_RERANK_DOCUMENT_SHAPE", "verbatim", "how rerankers return documents: verbatim, or object for {\"text\": ...} always"),

@@ -30,7 +30,8 @@ MODEL, BY_LANE, BY_STAGE = (("model", "kind", "instance", *more) for more in (()
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REQUESTS = Counter("mlxcel_http_requests", "Answered requests.", ("method", "route", "status"))
-DURATION = Histogram("mlxcel_http_request_duration_seconds", "From the request's arrival to its answer.", ("method", "route"), buckets=BUCKETS)
+DURATION = Histogram(
+    "mlxcel_http_request_duration_seconds", "From the request's arrival to its answer.", ("method", "route"), buckets=BUCKETS)
 ERRORS = Counter("mlxcel_http_errors", "Errors answered, by the `type` that callers see.", ("type", "status"))
 
 # What an engine counts, by its names there: (metric, help).
@@ -111,7 +112,7 @@ def _engines(counted: list[tuple[tuple[str, str, str], Mapping[str, Any]]]) -> I
         yield counter
     waiting = GaugeMetricFamily(*LANE_GAUGES["waiting"], labels=BY_LANE)
     wait = SummaryMetricFamily("mlxcel_model_queue_seconds", "Seconds that sequences waited before they were run.", labels=BY_LANE)
-    stages = CounterMetricFamily("mlxcel_model_stage_seconds", "Seconds spent in each stage; of `queue` summed over sequences, of `forward` "
+    stages = CounterMetricFamily("mlxcel_model_stage_seconds", "Seconds in each stage: of `queue` summed over sequences, of `forward` "
                                  "over packs, else over jobs.", labels=BY_STAGE)
     packs = SummaryMetricFamily("mlxcel_model_pack_tokens", "Tokens of forward passes.", labels=MODEL)
     stalled = GaugeMetricFamily("mlxcel_model_stalled_seconds", "Since work was there to do and none of it got done.", labels=MODEL)

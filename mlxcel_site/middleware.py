@@ -56,7 +56,7 @@ class ChunkedBody:
 
 
 class Prefix:
-    """WSGI middleware: everything lies under `prefix`, such as `/ai`; only HEALTH answers beside it too, to probes of the process itself."""
+    """WSGI middleware: everything lies under `prefix`, such as `/ai`; only HEALTH answers beside it too, to probes of the process."""
 
     def __init__(self, application: Callable[..., Iterable[bytes]], prefix: str) -> None:
         self.application, self.prefix = application, prefix

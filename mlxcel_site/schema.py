@@ -13,16 +13,17 @@ MODEL = {
     "type": "object",
     "required": ["id", "object", "created", "owned_by"],
     "properties": {
-        "id": {"type": "string"}, "object": {"type": "string", "const": "model"}, "created": {"type": "integer"}, "owned_by": {"type": "string", "const": "mlxcel"},
+        "id": {"type": "string"}, "object": {"type": "string", "const": "model"}, "created": {"type": "integer"},
+        "owned_by": {"type": "string", "const": "mlxcel"},
         "tags": {"type": "array", "items": {"type": "string"}},
         "aliases": {"type": "array", "items": {"type": "string"}, "description": "Other names it answers to."},
         "capabilities": {"type": "array", "items": {
             "type": "string", "enum": ["embedding", "rerank", "images", "multi_vector", "instructions"]}},
-        "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed"]},
+        "state": {"type": "string", "enum": ["cold", "loading", "ready", "failed", "stale"]},
         "meta": {"type": "object", "additionalProperties": True,
                  "description": "family, dims, max_length, vocab_size, pooling, normalize, multi_vector, prompts, backend, precision, "
-                                "parameters, size (bytes), revision, scoring (of a reranker), and llama-server's names for some of them: n_ctx, n_embd, n_vocab, "
-                                "n_params, ftype"},
+                                "parameters, size (bytes), revision, scoring (of a reranker), and llama-server's names for some of "
+                                "them: n_ctx, n_embd, n_vocab, n_params, ftype"},
     }}
 OLLAMA = {
     "type": "object", "required": ["name", "model"], "additionalProperties": True, "description": "As Ollama lists models.",
@@ -37,7 +38,8 @@ PROPS = {
             "reranking": {"type": "object", "required": ["model", "kind"], "properties": {
                 "model": {"type": "string"}, "kind": {"type": "string"}}}}}}}
 MODELS = {"type": "object", "required": ["object", "data"],
-          "properties": {"models": {"type": "array", "items": OLLAMA}, "object": {"type": "string", "const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
+          "properties": {"models": {"type": "array", "items": OLLAMA}, "object": {"type": "string", "const": "list"},
+                         "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}
 ERROR = {
     "type": "object", "required": ["error", "detail"],
     "properties": {
@@ -76,7 +78,8 @@ props = extend_schema(
     description="Where the server runs with MLXCEL_PROPS=1; else 501.", extensions={"x-errors": [501]})
 retrieve_model = extend_schema(operation_id="retrieveModel", summary="One served model", tags=["Models"],
                                responses={200: {"$ref": "#/components/schemas/Model"}}, extensions={"x-errors": [404]})
-health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[], responses={200: {"$ref": "#/components/schemas/Status"}})
+health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[],
+                       responses={200: {"$ref": "#/components/schemas/Status"}})
 ready = extend_schema(operation_id="ready", summary="Whether every configured model can be used", tags=["Health"],
                       responses={200: {"$ref": "#/components/schemas/Status"}}, extensions={"x-errors": [503]})
 

@@ -24,7 +24,8 @@ def settings() -> str:
     from inference.config import describe
     from mlxcel_site.environment import WEB
 
-    return table(("setting", "default", "meaning"), ("**models**", "", ""), *map(_setting, describe()), ("**web**", "", ""), *map(_setting, WEB))
+    return table(("setting", "default", "meaning"), ("**models**", "", ""), *map(_setting, describe()),
+                 ("**web**", "", ""), *map(_setting, WEB))
 
 
 def _setting(row: tuple[str, str, str]) -> tuple[str, str, str]:

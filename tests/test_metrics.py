@@ -104,6 +104,6 @@ def test_several_processes_add_up(tmp_path: Path) -> None:
             "print(c.get('/metrics').content.decode())")
     env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "MLXCEL_TRANSPORT": "tests.fakes.FakeClient",
            "DJANGO_SETTINGS_MODULE": "mlxcel_site.settings", "DJANGO_ALLOWED_HOSTS": "testserver"}
-    said = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    said = [subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env, text=True) for _ in range(2)]
     line = 'mlxcel_http_requests_total{method="GET",route="/health",status="200"}'
     assert [float(line_.split()[1]) for text in said for line_ in text.splitlines() if line_.startswith(line)] == [1, 2]

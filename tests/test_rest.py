@@ -370,7 +370,9 @@ def test_schema_is_complete(http: Client) -> None:
             assert operation["summary"] and operation["operationId"] and "500" in operation["responses"]
             assert ("401" in operation["responses"]) is (path != "/health")
             if "requestBody" in operation:
-                assert {"400", "413"} <= set(operation["responses"]) and operation["requestBody"]["content"]["application/json"]["examples"]
+                body = operation["requestBody"]
+                assert body["required"] and body["content"]["application/json"]["examples"]
+                assert {"400", "413"} <= set(operation["responses"])
     assert set(schema["paths"]["/v1/embeddings"]["post"]["responses"]) == {"200", "400", "401", "413", "500", "501", "503", "504"}
 
 
@@ -413,3 +415,23 @@ def test_no_bytes_give_a_500(http: Client, body: bytes, content_type: str) -> No
 def test_no_path_gives_a_page(http: Client, path: str, method: str) -> None:
     response = http.generic(method, f"/v1/{path}", b"{}")
     assert response.status_code in (200, 400, 404, 405) and response["Content-Type"].startswith("application/json")
+
+
+def fields(schema: dict[str, Any], of: dict[str, Any]) -> set[str]:
+    """The names of a body's fields, in whatever form."""
+    if "$ref" in of:
+        return fields(schema, schema["components"]["schemas"][of["$ref"].rpartition("/")[2]])
+    return set(of.get("properties", ())).union(*(fields(schema, form) for form in of.get("oneOf", ())))
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.data())
+def test_no_operation_of_the_schema_gives_a_500(http: Client, served: FakeClient, collection: Collection, drawn: st.DataObject) -> None:
+    schema = http.get("/openapi.json").json()
+    bodies = {path: operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+              for path, operations in schema["paths"].items() if "post" in operations}
+    served.describe = lambda kind, model=None: replace(SPEC, kind=kind)  # type: ignore[method-assign]
+    path = drawn.draw(st.sampled_from(sorted(bodies)))
+    body = drawn.draw(st.dictionaries(st.sampled_from(sorted(fields(schema, bodies[path]))), LIKELY | JSON, max_size=6))
+    response = post(http, body, path.replace("{name}", collection.name))
+    assert response["Content-Type"] == "application/json" and response.status_code < 500, (path, body, response.content)

@@ -45,12 +45,14 @@ class Command(BaseCommand):
         only = parser.add_mutually_exclusive_group()
         only.add_argument("--embeddings", "--embedding", dest="mode", action="store_const", const="embeddings",
                           help="serve embeddings only: 501 on the routes of rerankers, which are not loaded")
-        only.add_argument("--reranking", "--rerank", dest="mode", action="store_const", const="reranking", help="serve rerankers only, likewise")
+        only.add_argument("--reranking", "--rerank", dest="mode", action="store_const", const="reranking",
+                          help="serve rerankers only, likewise")
         parser.add_argument("--alias", action="append", metavar="NAME=MODEL", help="another name for a model; may be repeated")
         parser.add_argument("--pooling", metavar="MODE",
                             help="overrides the checkpoint's pooling: mean, cls, last or max; rank is the same as --reranking")
         parser.add_argument("--embd-normalize", metavar="P",
-                            help="overrides the checkpoint's normalisation: -1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, or another p")
+                            help="overrides the checkpoint's normalisation: -1 none, 0 max-absolute int16, 1 taxicab, 2 euclidean, "
+                                 "or another p")
         parser.add_argument("--embedding-batch-size", metavar="N", help="items a forward pass takes at most (as its tokens allow)")
         parser.add_argument("--embedding-max-length", metavar="N", help="lowers the model's limit of tokens an item")
         parser.add_argument("--queue-depth", metavar="N", help="requests that may wait for a model; one more is answered 503 (64)")
