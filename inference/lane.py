@@ -8,7 +8,7 @@
                     :alive:<i>   heartbeat of instance i, TTL BEAT_TTL: state, progress, counters, and the requests it holds
                     :online      requests that wait, the list is the bounded queue
                     :bulk        likewise, of bulk work
-    r:<request>                  the reply, a list of one; expires REPLY_SECONDS after it was written
+    r:<request>                  the reply, a list of one; expires after REPLY_SECONDS, or a second after its caller's time is up
 
 A message is its deadline and its time of admission (13 digits each, milliseconds of Redis' own clock, so that the clocks of callers and
 workers do not matter), a request id of 32 hex digits, and a job.
@@ -46,7 +46,7 @@ SLICE_SECONDS = 0.5               # a waiting caller looks this often whether an
 SOCKET_SECONDS = 5.0              # far above SLICE_SECONDS: redis-py would otherwise take a quiet BLPOP for a dead connection
 LEAST_VERSION = 7
 
-REFUSALS = ("OOM ", "MISCONF ", "READONLY ", "MASTERDOWN ", "NOREPLICAS ", "LOADING ")     # of a Redis that may be well again in a while
+REFUSALS = ("MISCONF ", "MASTERDOWN ", "NOREPLICAS ")      # of a Redis that may be well again in a while; redis-py has classes for others
 SAME_MODEL = ("weights_hash", "dims", "max_length", "pooling", "normalize", "multi_vector", "scoring")
 
 ADMIT = """
@@ -278,10 +278,11 @@ class Broker:
         found = self._do(lambda: self.redis.blmpop(timeout, 1, address.list(lane), direction="LEFT", count=count))
         return [Message.unpack(data) for data in found[1]] if found else []
 
-    def answer(self, request: str, reply: bytes) -> None:
+    def answer(self, request: str, reply: bytes, seconds: float = REPLY_SECONDS) -> None:
+        """The reply is kept for `seconds`, at most REPLY_SECONDS, for its caller to fetch."""
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.rpush(f"r:{request}", reply)
-        pipeline.pexpire(f"r:{request}", REPLY_SECONDS * 1000)
+        pipeline.pexpire(f"r:{request}", int(min(seconds, REPLY_SECONDS) * 1000))
         self._do(pipeline.execute)
 
     def refuse(self, address: Address, instance: str) -> list[Message]:
@@ -305,7 +306,7 @@ class Broker:
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             raise Unreachable(f"Redis at {self.shown} cannot be reached: {error}") from error
         except redis.ResponseError as error:
-            if not any(code in str(error) for code in REFUSALS):
+            if not isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError) and not str(error).startswith(REFUSALS):
                 raise
             raise Busy(f"Redis at {self.shown} refuses: {error}") from error
 

@@ -207,7 +207,9 @@ class Worker:
             if left <= 0:
                 self._count(lane, "expired", 1)
                 return
-            self._answer(message, self._reply(message, left / 1000))
+            reply = self._reply(message, left / 1000)
+            if (left := message.deadline - self._clock.now()) > 0:       # else its caller has gone
+                self._answer(message, reply, left / 1000 + 1)
         except Exception:
             log.exception("request %s got no answer", message.id)
         finally:
@@ -232,11 +234,11 @@ class Worker:
             log.exception("request %s failed", message.id)
             return messages.pack_error(InferenceFailed(f"inference failed: {error!r}"))
 
-    def _answer(self, message: Message, reply: bytes) -> None:
+    def _answer(self, message: Message, reply: bytes, seconds: float) -> None:
         """Tries again while Redis is away, for as long as somebody may wait."""
         while True:
             try:
-                self.broker.answer(message.id, reply)
+                self.broker.answer(message.id, reply, seconds)
                 return
             except Unreachable:
                 if self._clock.now() > message.deadline or self._stopped.wait(0.2):

@@ -136,7 +136,7 @@ def test_a_full_lane_refuses_at_once(broker: RedisServer) -> None:
     with working(broker, forward=1.0, queue_depth=8):
         embed(client)
         counts = together(60, call)
-    assert counts.keys() == {"ok", "Busy"} and 9 <= counts["ok"] <= 17, counts      # 8 wait, up to 8 are in the worker's hands, one of them runs
+    assert counts.keys() == {"ok", "Busy"} and 9 <= counts["ok"] <= 17, counts      # 8 wait, and up to 8 are in the worker's hands
     assert sorted(times)[len(times) // 2] < 0.1
     assert broker.remains() == []
 
@@ -241,7 +241,8 @@ def test_a_reply_that_nobody_fetches_expires(broker: RedisServer) -> None:
 
 # ---- the registry
 
-def register(broker: RedisServer, state: str = "ready", instance: str = "elsewhere:1", stuck: float = 0.0, holds: tuple[str, ...] = ()) -> None:
+def register(broker: RedisServer, state: str = "ready", instance: str = "elsewhere:1", stuck: float = 0.0,
+             holds: tuple[str, ...] = ()) -> None:
     """A heartbeat of a worker that is not there."""
     door = Broker(broker.url)
     door.beat(ADDRESS, lane.identity(SPEC), pack_spec(SPEC), Beat(instance, state, stuck, {}, holds))  # type: ignore[arg-type]
@@ -250,9 +251,9 @@ def register(broker: RedisServer, state: str = "ready", instance: str = "elsewhe
 
 def test_no_worker_ever(broker: RedisServer, client: LaneClient) -> None:
     started = time.monotonic()
-    with pytest.raises(NotLoaded, match=r"does not support embeddings.*MLXCEL_WORKER_MODEL=MODEL.*celery -A inference.app worker -P threads"):
+    with pytest.raises(NotLoaded, match=r"support embeddings.*MLXCEL_WORKER_MODEL=MODEL celery -A inference.app worker -P threads"):
         embed(client)
-    with pytest.raises(NotLoaded, match="does not support reranking.*MLXCEL_RERANKER_MODEL"):
+    with pytest.raises(NotLoaded, match=r"does not support reranking.*MLXCEL_RERANKER_MODEL"):
         client.rerank(RerankJob("q", ("d",)))
     assert time.monotonic() - started < 0.1
     assert client.models() == [] and client.describe("embedding") is None and client.health() == {"status": "unserved", "models": {}}
@@ -353,7 +354,7 @@ def test_a_stopping_worker_finishes_what_runs_and_refuses_what_waits(broker: Red
     assert broker.remains() == []
     client._read_at = 0
     assert outcome(lambda: embed(client)) == "NotLoaded"
-    assert [key for key in broker.redis.keys("m:*")] == []
+    assert broker.redis.keys("m:*") == []
 
 
 def test_one_of_two_workers_leaves_its_waiting_work_to_the_other(broker: RedisServer, client: LaneClient) -> None:
@@ -389,11 +390,12 @@ def test_a_request_that_nobody_owns_up_to_is_lost(broker: RedisServer, client: L
     with working(broker) as worker:
         worker.broker.take = lambda *_: time.sleep(0.2) or []  # type: ignore[method-assign]
         time.sleep(1.1)
-        caller = threading.Thread(target=lambda: pytest.raises(InferenceFailed, embed, client))
+        told: list[str] = []
+        caller = threading.Thread(target=lambda: told.append(outcome(lambda: embed(client))))
         caller.start()
         wait_until(lambda: queue(broker) == 1, 5)
         broker.redis.lpop(f"{ADDRESS.base}:online")
-        assert wait_until(lambda: not caller.is_alive(), 5) < 4
+        assert wait_until(lambda: told == ["InferenceFailed"], 5) < 4
 
 
 def test_requests_that_no_worker_is_left_for_are_taken_back(broker: RedisServer, client: LaneClient) -> None:
@@ -407,7 +409,7 @@ def test_requests_that_no_worker_is_left_for_are_taken_back(broker: RedisServer,
 def test_a_redis_that_is_away_is_busy_not_broken() -> None:
     client = client_of("redis://:secret@127.0.0.1:1/0")
     for call in (client.models, lambda: embed(client), client.load):
-        with pytest.raises(Busy, match="Redis at 127.0.0.1:1/0 cannot be reached") as error:
+        with pytest.raises(Busy, match=r"Redis at 127\.0\.0\.1:1/0 cannot be reached") as error:
             call()
         assert "secret" not in str(error.value)
     health = client.health()
@@ -434,7 +436,7 @@ def test_a_worker_serves_one_model() -> None:
         own = pinned(replace(both, worker_model=name))
         assert (own.embedding_models, own.reranker_models, own.transport) == (embeds, ranks, LOCAL)
     assert pinned(replace(both, embedding_models=(), worker_model=None)).reranker_models == ("org/r",)
-    with pytest.raises(ConfigError, match="MLXCEL_WORKER_MODEL is not set.*org/a, b, org/r"):
+    with pytest.raises(ConfigError, match=r"MLXCEL_WORKER_MODEL is not set.*org/a, b, org/r"):
         pinned(both)
     with pytest.raises(ConfigError, match="MLXCEL_REDIS_URL"):
         pinned(replace(both, redis_url=None))

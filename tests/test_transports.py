@@ -133,13 +133,14 @@ def test_health(client: InferenceClient, minilm: Path) -> None:
     health = client.health()
     entry = health["models"][minilm.name]
     assert (health["status"], entry["state"], entry["kind"]) == ("ok", "ready", "embedding")
-    assert {"requests", "sequences", "packs", "tokens", "queue_seconds", "forward_seconds", "tokenize_seconds", "encode_seconds"} <= entry.keys()
+    assert {"requests", "packs", "tokens", "queue_seconds", "forward_seconds", "tokenize_seconds", "encode_seconds"} <= entry.keys()
 
 
 # ---- what runs where
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
 
 
 def test_callers_import_nothing_that_computes(deployment: tuple[RedisServer, WorkerProcess]) -> None:
@@ -169,8 +170,9 @@ print(*sorted(name for name in sys.modules if name.startswith(("mlxcel_site", "e
 
 def test_a_worker_does_not_fork(deployment: tuple[RedisServer, WorkerProcess]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    done = subprocess.run([sys.executable, "-m", "celery", "-A", "inference.app", "worker", "-P", "solo"], cwd=ROOT, capture_output=True,
-                          env={**environment, "MLXCEL_REDIS_URL": deployment[0].url, "MLXCEL_WORKER_MODEL": "/no/such"}, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "inference.app", "worker", "-P", "solo"], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**environment, "MLXCEL_REDIS_URL": deployment[0].url, "MLXCEL_WORKER_MODEL": "/no/such"})
     assert done.returncode != 0 and "start them with -P threads" in done.stderr + done.stdout
 
 
