@@ -57,7 +57,8 @@ def create() -> Celery:
     settings = Settings.from_env()
     if not settings.redis_url:
         raise SystemExit("error: MLXCEL_REDIS_URL is not set: a model worker gets its requests over Redis")
-    made = Celery("mlxcel-models", broker=settings.redis_url, fixups=[])
+    broker = settings.redis_url.replace("unix://", "redis+socket://", 1)      # as kombu spells it
+    made = Celery("mlxcel-models", broker=broker, fixups=[])
     made.conf.update(
         task_default_queue="mlxcel-models", task_ignore_result=True, task_serializer="json", accept_content=["json"],
         worker_pool="threads", worker_concurrency=1, worker_prefetch_multiplier=1, worker_send_task_events=False,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, NotLoaded, no_model
 from .wire import Kind
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -200,11 +200,24 @@ def describe() -> list[tuple[str, str, str]]:
     return rows
 
 
-def how_to_serve(model: str, kind: Literal["embedding", "reranker"] = "embedding", settings: Settings | None = None) -> str:
-    """A sentence for errors: what makes this installation serve `model`."""
+def serving_command(model: str, kind: Kind = "embedding", settings: Settings | None = None) -> str:
+    """The shell command that makes this installation serve `model`."""
     if (settings or Settings.from_env()).transport == LANE:
         also = "" if kind == "embedding" else f"MLXCEL_RERANKER_MODEL={model} "
-        return (f"Start a worker for it, with the same MLXCEL_REDIS_URL: {also}MLXCEL_WORKER_MODEL={model} "
-                "celery -A inference.app worker -P threads")
-    option, name = ("--model", "MLXCEL_EMBEDDING_MODEL") if kind == "embedding" else ("--reranker-model", "MLXCEL_RERANKER_MODEL")
-    return f"Serve it with `manage.py serve {option} {model}` or {name}={model}."
+        return f"{also}MLXCEL_WORKER_MODEL={model} celery -A inference.app worker -P threads"
+    return f"manage.py serve {'--model' if kind == 'embedding' else '--reranker-model'} {model}"
+
+
+def how_to_serve(model: str, kind: Kind = "embedding", settings: Settings | None = None) -> str:
+    """The same in a sentence, for errors."""
+    settings = settings or Settings.from_env()
+    command = serving_command(model, kind, settings)
+    if settings.transport == LANE:
+        return f"Start a worker for it, with the same MLXCEL_REDIS_URL: {command}"
+    return f"Serve it with `{command}` or {'MLXCEL_EMBEDDING_MODEL' if kind == 'embedding' else 'MLXCEL_RERANKER_MODEL'}={model}."
+
+
+def unserved(kind: Kind, settings: Settings | None = None) -> NotLoaded:
+    """No model of this kind is served, and how this installation would come to serve one."""
+    settings = settings or Settings.from_env()
+    return no_model(kind, how=how_to_serve("MODEL", kind, settings) if settings.transport == LANE else "")

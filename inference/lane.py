@@ -221,8 +221,9 @@ class Broker:
     def __init__(self, url: str) -> None:
         # One attempt each: an admission that is repeated blindly could run twice. A connection that Redis closed while it lay in the pool
         # is noticed when it is taken out, for which this protocol version is needed (redis-py 8.1 skips the check with RESP3).
+        network: dict[str, Any] = {} if url.startswith("unix:") else {"socket_connect_timeout": 2, "socket_keepalive": True}
         self.redis = cast(Any, redis.Redis).from_url(
-            url, socket_timeout=SOCKET_SECONDS, socket_connect_timeout=2, socket_keepalive=True, protocol=2, retry=Retry(NoBackoff(), 0))
+            url, socket_timeout=SOCKET_SECONDS, protocol=2, retry=Retry(NoBackoff(), 0), **network)
         self.shown = _without_secrets(self.redis)
         self._scripts = {script: self.redis.register_script(script) for script in (ADMIT, LOOK, SNAPSHOT, BEAT, REFUSE, RETIRE)}
 

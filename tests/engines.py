@@ -19,7 +19,7 @@ from inference.config import Settings
 from inference.engine import Engine, Forward
 from inference.errors import InferenceFailed
 from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec
-from tests.fakes import SPEC, FakeClient
+from tests.fakes import RERANKER, SPEC, FakeClient
 
 ROWS = 16
 
@@ -34,7 +34,7 @@ class EngineClient(FakeClient):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.reranker_models:
-            self.spec = replace(SPEC, kind="reranker", id="fake-reranker", aliases=(), dims=1)
+            self.spec, self.reranker = None, RERANKER
         self.forward_seconds = float(os.environ.get("TEST_FORWARD_SECONDS", "0.003"))
         self.engine = Engine(self._load, pack_rows=ROWS, pack_tokens=1 << 30, queue_depth=settings.queue_depth)
 
@@ -54,8 +54,8 @@ class EngineClient(FakeClient):
         self.engine.wait_until_open()
 
     def health(self) -> dict[str, Any]:
-        assert self.spec is not None
-        return {"status": "ok", "models": {self.spec.id: {"state": self.engine.state, "kind": self.spec.kind, **self.engine.counters()}}}
+        (spec,) = self.models()
+        return {"status": "ok", "models": {spec.id: {"state": self.engine.state, "kind": spec.kind, **self.engine.counters()}}}
 
     def close(self) -> None:
         self.engine.close()

@@ -22,7 +22,7 @@ from inference.transports.lane import LaneClient
 from inference.wire import EmbedJob, RerankJob
 from inference.worker import HELD, Worker, pinned
 from tests.engines import EngineClient
-from tests.fakes import SPEC, FakeClient
+from tests.fakes import RERANKER, SPEC, FakeClient
 from tests.lanes import RedisServer, client_of, wait_until
 
 ADDRESS = Address("embedding", "fake-8")
@@ -94,7 +94,7 @@ def test_everyone_gets_their_own_vectors(broker: RedisServer, client: LaneClient
 def test_a_reranker_has_a_lane_of_its_own(broker: RedisServer, client: LaneClient) -> None:
     job = RerankJob("blue boat", ("a blue boat", "a red boat", "nothing"))
     with working(broker, embedding_models=(), reranker_models=("fake-reranker",)), working(broker):
-        assert client.rerank(job).scores.tolist() == FakeClient().rerank(job).scores.tolist()
+        assert client.rerank(job).scores.tolist() == FakeClient(reranker=RERANKER).rerank(job).scores.tolist()
         assert embed(client).shape == (1, 8)
         assert {spec.kind for spec in client.models()} == {"embedding", "reranker"}
 

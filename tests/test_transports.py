@@ -171,8 +171,8 @@ print(*sorted(name for name in sys.modules if name.startswith(("mlxcel_site", "e
 def test_a_worker_does_not_fork(deployment: tuple[RedisServer, WorkerProcess]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "inference.app", "worker", "-P", "solo"], cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**environment, "MLXCEL_REDIS_URL": deployment[0].url, "MLXCEL_WORKER_MODEL": "/no/such"})
+        [sys.executable, "-m", "celery", "-A", "inference.app", "worker", "-P", "solo"], cwd=ROOT, capture_output=True, text=True,
+        timeout=60, env={**environment, "MLXCEL_REDIS_URL": deployment[0].url, "MLXCEL_WORKER_MODEL": "/no/such"})
     assert done.returncode != 0 and "start them with -P threads" in done.stderr + done.stdout
 
 

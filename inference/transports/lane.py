@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from ..config import Settings, how_to_serve
-from ..errors import Busy, ConfigError, InferenceFailed, InvalidRequest, Loading, NotLoaded, TimedOut
+from ..config import Settings, unserved
+from ..errors import Busy, ConfigError, InferenceFailed, Loading, TimedOut, wrong_model
 from ..lane import SLICE_SECONDS, Address, Broker, Message, Registered, Unreachable
 from ..messages import Job, Result, pack_job, unpack_reply
 from ..wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, Span, SplitJob, State
@@ -19,8 +19,7 @@ SNAPSHOT_SECONDS = 0.5
 LOST_SECONDS = 2.5         # how long a request may be in no list and in no heartbeat: whoever took it says so in the next one
 ROOM_SECONDS = 0.05        # between two tries of bulk work to get into a full list
 
-VERBS: dict[Kind, str] = {"embedding": "embeddings", "reranker": "reranking"}
-NAMES: dict[Kind, str] = {"embedding": "embedding model", "reranker": "reranker"}
+WHAT: dict[Kind, str] = {"embedding": "Embedding", "reranker": "Rerank"}
 
 
 class LaneClient:
@@ -103,9 +102,7 @@ class LaneClient:
         known = self._find(kind, model)
         if known is None:
             served = [other.spec.id for other in self._registry() if other.spec.kind == kind]
-            if not served:
-                raise NotLoaded(f"This server does not support {VERBS[kind]}. {how_to_serve('MODEL', kind, self._settings)}")
-            raise InvalidRequest(f"model `{model}` is not the served {NAMES[kind]} `{'`, `'.join(served)}`", param="model")
+            raise wrong_model(kind, model or "", served) if served else unserved(kind, self._settings)
         state = self._state(known)
         if state == "loading":
             raise Loading(f"The model {known.spec.id} is still loading. Please try again later.")
@@ -133,7 +130,7 @@ class LaneClient:
         while True:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimedOut("Embedding request timed out. Please try again later.")
+                raise TimedOut(f"{WHAT[address.kind]} request timed out. Please try again later.")
             if message := self._broker.admit(address, lane, job, left, self._settings.queue_depth):
                 return message
             if lane == "interactive":
@@ -165,7 +162,7 @@ class LaneClient:
                 raise InferenceFailed(f"The worker of {address.model} died or could not answer while it had this request")
             elif self._broker.withdraw(address, lane, message):
                 raise Busy(f"The worker of {address.model} went away before it began this request. Please try again later.")
-        raise TimedOut("Embedding request timed out. Please try again later.")
+        raise TimedOut(f"{WHAT[address.kind]} request timed out. Please try again later.")
 
     def _give_up(self, address: Address, lane: Lane, message: Message) -> None:
         """A request nobody waits for any more must not run. Where Redis is away there is nothing to take back."""
