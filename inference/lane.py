@@ -5,6 +5,7 @@
                     :identity    hash of what decides about vectors: two workers of one model have to agree on it
                     :seen        expires FORGET_SECONDS after the last heartbeat of any worker; then the model counts as unknown
                     :workers     set of instance names
+                    :starts      how many there have been
                     :alive:<i>   heartbeat of instance i, TTL BEAT_TTL: state, progress, counters, and the requests it holds
                     :online      requests that wait, the list is the bounded queue
                     :bulk        likewise, of bulk work
@@ -46,6 +47,7 @@ SLICE_SECONDS = 0.5               # a waiting caller looks this often whether an
 SOCKET_SECONDS = 5.0              # far above SLICE_SECONDS: redis-py would otherwise take a quiet BLPOP for a dead connection
 LEAST_VERSION = 7
 
+STOPPING = "The server is shutting down. Please try again later."
 REFUSALS = ("MISCONF ", "MASTERDOWN ", "NOREPLICAS ")      # of a Redis that may be well again in a while; redis-py has classes for others
 SAME_MODEL = ("weights_hash", "dims", "max_length", "pooling", "normalize", "multi_vector", "scoring")
 
@@ -143,7 +145,7 @@ redis.call('DEL', base .. ':alive:' .. me)
 for _, worker in ipairs(redis.call('SMEMBERS', base .. ':workers')) do
   if redis.call('EXISTS', base .. ':alive:' .. worker) == 1 then return 0 end
 end
-redis.call('DEL', base .. ':spec', base .. ':identity', base .. ':seen', base .. ':workers')
+redis.call('DEL', base .. ':spec', base .. ':identity', base .. ':seen', base .. ':workers', base .. ':starts')
 redis.call('ZREM', KEYS[1], name)
 return 1
 """
@@ -171,16 +173,16 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What an instance says of itself each second. `stuck`: seconds without progress on work in hand."""
+    """What an instance says of itself each second. `stalled`: seconds without progress on the work in its hands."""
 
     instance: str
     state: State = "loading"
-    stuck: float = 0.0
+    stalled: float = 0.0
     counters: Mapping[str, float] = field(default_factory=dict)
     holds: tuple[str, ...] = ()               # ids of the requests in its hands
 
     def pack(self) -> bytes:
-        return messages.pack({"instance": self.instance, "state": self.state, "stuck": self.stuck, "counters": dict(self.counters),
+        return messages.pack({"instance": self.instance, "state": self.state, "stalled": self.stalled, "counters": dict(self.counters),
                               "holds": self.holds})
 
     @classmethod
@@ -264,6 +266,10 @@ class Broker:
         return bool(self._do(lambda: self.redis.lrem(address.list(lane), 1, message.pack())))
 
     # ---- workers
+
+    def starting(self, address: Address) -> int:
+        """How often the model's workers were started before, since it last had none on purpose."""
+        return int(self._do(lambda: self.redis.incr(f"{address.base}:starts"))) - 1
 
     def beat(self, address: Address, identity: str, spec: bytes, beat: Beat) -> int:
         """Redis' time in ms. Raises ConfigError where other instances serve another model under this name."""

@@ -14,21 +14,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from . import messages
 from .client import InferenceClient, connect
 from .config import LANE, LOCAL, Settings
 from .errors import Busy, ConfigError, InferenceFailed, ServiceError
-from .lane import BEAT_SECONDS, LISTS, Address, Beat, Broker, Clock, Message, Unreachable, identity, instance_name
-from .wire import EmbedJob, Kind, Lane, ModelSpec, RerankJob, State
+from .lane import BEAT_SECONDS, LISTS, STOPPING, Address, Beat, Broker, Clock, Message, Unreachable, identity, instance_name
+from .wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, State
 
 log = logging.getLogger(__name__)
+
+Timed = TypeVar("Timed", EmbedResult, RerankResult)
 
 HELD: dict[Lane, int] = {"interactive": 16, "bulk": 8}      # requests in hand at most
 TAKE_SECONDS = 0.3
 STOP_SECONDS = 10.0
-STOPPING = "The server is shutting down. Please try again later."
 
 
 def pinned(settings: Settings) -> Settings:
@@ -72,6 +73,7 @@ class Worker:
         self.broker.check()
         self.spec = self._describe()
         self.address = Address(self.spec.kind, self.spec.id)
+        self.counters["restarts"] = self.broker.starting(self.address)
         self._beat()
         for run in (self._beat_forever, self._open):
             threading.Thread(target=run, name=run.__name__, daemon=True).start()
@@ -114,14 +116,16 @@ class Worker:
     def _say(self) -> None:
         with self._lock:
             holds, own = dict(self._holds), dict(self.counters)
-        counters: dict[str, Any] = next(iter(self.client.health().get("models", {}).values()), {})
-        numbers = {name: value for name, value in counters.items() if isinstance(value, int | float)} | own
+        counted: dict[str, Any] = next(iter(self.client.health().get("models", {}).values()), {})
+        numbers = {name: value for name, value in counted.items() if isinstance(value, int | float)}
+        for name, value in own.items():
+            numbers[name] = numbers.get(name, 0) + value
         oldest = min(holds.values(), default=None)
-        stuck = 0.0 if oldest is None else min(time.monotonic() - oldest, numbers.get("idle_seconds", float("inf")))
+        stalled = 0.0 if oldest is None else numbers.get("stalled_seconds", time.monotonic() - oldest)
         asked = time.monotonic()
         self._clock.set(self.broker.beat(
             self.address, identity(self.spec), messages.pack_spec(self.spec),
-            Beat(self.instance, self.state, stuck, numbers, tuple(holds))), asked)
+            Beat(self.instance, self.state, stalled, numbers, tuple(holds))), asked)
 
     def _beat_quietly(self) -> None:
         """Out of turn. What goes wrong is told by the next regular one."""
@@ -201,15 +205,17 @@ class Worker:
     def _run(self, lane: Lane, message: Message, free: threading.Semaphore) -> None:
         """One request from its being taken to its answer. Whatever happens, its place is free again after it."""
         try:
-            left = message.deadline - self._clock.now()
-            self._count(lane, "requests", 1)
-            self._count(lane, "wait_seconds", max(self._clock.now() - message.admitted, 0) / 1000)
+            now = self._clock.now()
+            waited, left = max(now - message.admitted, 0) / 1000, (message.deadline - now) / 1000
+            with self._lock:
+                self.counters[f"brokered_{lane}"] += 1
+                self.counters[f"broker_seconds_{lane}"] += waited
+                self.counters[f"dropped_{lane}"] += left <= 0
             if left <= 0:
-                self._count(lane, "expired", 1)
                 return
-            reply = self._reply(message, left / 1000)
-            if (left := message.deadline - self._clock.now()) > 0:       # else its caller has gone
-                self._answer(message, reply, left / 1000 + 1)
+            reply = self._reply(message, waited, left)
+            if (left := (message.deadline - self._clock.now()) / 1000) > 0:       # else its caller has gone
+                self._answer(message, reply, left + 1)
         except Exception:
             log.exception("request %s got no answer", message.id)
         finally:
@@ -217,14 +223,14 @@ class Worker:
                 del self._holds[message.id]
             free.release()
 
-    def _reply(self, message: Message, seconds: float) -> bytes:
+    def _reply(self, message: Message, waited: float, left: float) -> bytes:
         try:
-            job = replace(messages.unpack_job(message.job), timeout=seconds)
+            job = replace(messages.unpack_job(message.job), timeout=left)
             match job:
                 case EmbedJob():
-                    return messages.pack_result(self.client.embed(job))
+                    return messages.pack_result(_timed(self.client.embed(job), waited))
                 case RerankJob():
-                    return messages.pack_result(self.client.rerank(job))
+                    return messages.pack_result(_timed(self.client.rerank(job), waited))
                 case _:
                     return messages.pack_result(self.client.split(
                         job.texts, job.tokens, job.overlap, prompt=job.prompt, model=job.model))
@@ -252,6 +258,7 @@ class Worker:
         except Busy as error:
             log.warning("could not refuse what waits: %s", error)
 
-    def _count(self, lane: Lane, what: str, by: float) -> None:
-        with self._lock:
-            self.counters[f"lane_{what}_{lane}"] += by
+
+def _timed(result: Timed, waited: float) -> Timed:
+    """Waiting in Redis is waiting in the queue."""
+    return replace(result, timings={**result.timings, "queue": result.timings.get("queue", 0.0) + waited})

@@ -87,7 +87,7 @@ def test_everyone_gets_their_own_vectors(broker: RedisServer, client: LaneClient
     with working(broker) as worker:
         assert together(32, check) == {"ok": 32}
         assert together(32, check) == {"ok": 32}
-        assert worker.counters["lane_requests_interactive"] + worker.counters["lane_requests_bulk"] == 64
+        assert worker.counters["brokered_interactive"] + worker.counters["brokered_bulk"] == 64
     assert broker.remains() == []
 
 
@@ -167,8 +167,8 @@ def test_a_caller_whose_time_is_up_takes_its_request_back(broker: RedisServer, c
             assert queue(broker) <= 1
             for job in first:
                 job.result()
-        assert worker.counters["lane_expired_interactive"] == 0
-        assert worker.counters["lane_requests_interactive"] == 2
+        assert worker.counters["dropped_interactive"] == 0
+        assert worker.counters["brokered_interactive"] == 2
 
 
 def test_an_interrupted_caller_takes_its_request_back(broker: RedisServer, client: LaneClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_requests_past_their_deadline_are_dropped_and_free_their_places(broker: 
     broker.redis.rpush(f"{ADDRESS.base}:online", *late)
     with working(broker) as worker:
         assert outcome(lambda: embed(client)) == "ok"
-        wait_until(lambda: worker.counters["lane_expired_interactive"] == len(late), 5)
+        wait_until(lambda: worker.counters["dropped_interactive"] == len(late), 5)
         assert worker.client.engine.stats.sequences == 2          # type: ignore[attr-defined]  the worker's own word, and the caller's
     assert broker.remains() == []
     door.close()
@@ -241,11 +241,11 @@ def test_a_reply_that_nobody_fetches_expires(broker: RedisServer) -> None:
 
 # ---- the registry
 
-def register(broker: RedisServer, state: str = "ready", instance: str = "elsewhere:1", stuck: float = 0.0,
+def register(broker: RedisServer, state: str = "ready", instance: str = "elsewhere:1", stalled: float = 0.0,
              holds: tuple[str, ...] = ()) -> None:
     """A heartbeat of a worker that is not there."""
     door = Broker(broker.url)
-    door.beat(ADDRESS, lane.identity(SPEC), pack_spec(SPEC), Beat(instance, state, stuck, {}, holds))  # type: ignore[arg-type]
+    door.beat(ADDRESS, lane.identity(SPEC), pack_spec(SPEC), Beat(instance, state, stalled, {}, holds))  # type: ignore[arg-type]
     door.close()
 
 
@@ -287,28 +287,50 @@ def test_the_first_configured_model_is_the_default(broker: RedisServer) -> None:
     door.close()
 
 
-@pytest.mark.parametrize(("state", "stuck"), [("stale", 0.0), ("ready", 121.0)])
-def test_workers_that_stop_or_are_stuck_serve_nobody(broker: RedisServer, client: LaneClient, state: str, stuck: float) -> None:
-    register(broker, state, stuck=stuck)
+@pytest.mark.parametrize(("state", "stalled"), [("stale", 0.0), ("ready", 121.0)])
+def test_workers_that_stop_or_are_stuck_serve_nobody(broker: RedisServer, client: LaneClient, state: str, stalled: float) -> None:
+    register(broker, state, stalled=stalled)
     with pytest.raises(Busy, match="No worker of the model fake-8 answers"):
         embed(client)
     assert client.health()["status"] == "stale"
 
 
 def test_one_good_instance_is_enough(broker: RedisServer, client: LaneClient) -> None:
-    register(broker, stuck=200.0)
+    register(broker, stalled=200.0)
     with working(broker) as worker:
         assert outcome(lambda: embed(client)) == "ok" and client.health()["status"] == "ok"
         instances = client.health()["models"]["fake-8"]["instances"]
-        assert instances.keys() == {"elsewhere:1", worker.instance} and instances[worker.instance]["requests"] >= 1
+        assert instances.keys() == {"elsewhere:1", worker.instance} and instances[worker.instance]["requests_interactive"] >= 1
 
 
-def test_counters_are_summed_over_instances(broker: RedisServer, client: LaneClient) -> None:
-    with working(broker), working(broker):
+def test_counters_stand_by_instance(broker: RedisServer, client: LaneClient) -> None:
+    with working(broker) as first, working(broker) as second:
         together(10, lambda i: embed(client, str(i)))
-        wait_until(lambda: client.health()["models"]["fake-8"]["requests"] == 12, 5)
+
+        def counted(name: str) -> float:
+            return sum(counters.get(name, 0) for counters in client.health()["models"]["fake-8"]["instances"].values())
+
+        wait_until(lambda: counted("requests_interactive") == 12, 5)
         entry = client.health()["models"]["fake-8"]
-        assert entry["lane_requests_interactive"] == 10 and len(entry["instances"]) == 2 and entry["queued_interactive"] == 0
+        assert entry["instances"].keys() == {first.instance, second.instance} and counted("brokered_interactive") == 10
+        assert (entry["instances"][first.instance]["restarts"], entry["instances"][second.instance]["restarts"]) == (0, 1)
+        assert entry["queued_interactive"] == 0
+
+
+def test_a_mode_rules_out_the_other_kind(broker: RedisServer) -> None:
+    with pytest.raises(NotLoaded, match="MLXCEL_MODE=reranking"):
+        client_of(broker.url, mode="reranking").describe("embedding")
+
+
+def test_a_client_that_closes_finishes_what_runs_and_takes_back_what_waits(broker: RedisServer) -> None:
+    client = client_of(broker.url)
+    with working(broker, forward=1.0, queue_depth=2), ThreadPoolExecutor(6) as pool:
+        calls = [pool.submit(outcome, lambda i=i: embed(client, str(i))) for i in range(6)]
+        wait_until(lambda: queue(broker) == 4, 5)
+        client.close()
+        assert Counter(call.result() for call in calls) == {"ok": 2, "Busy": 4}
+        assert outcome(lambda: embed(client)) == "Busy"
+    assert broker.remains() == []
 
 
 def test_after_ten_minutes_without_a_worker_a_model_is_unknown(broker: RedisServer, client: LaneClient) -> None:

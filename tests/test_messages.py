@@ -37,7 +37,8 @@ jobs = st.builds(
 floats = arrays.arrays(np.float32, arrays.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=6))
 integers = arrays.arrays(np.int32, arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=6))
 results = st.builds(
-    EmbedResult, texts, floats, integers, integers, st.booleans(), indices, st.dictionaries(counts, texts, max_size=3)) | st.builds(
+    EmbedResult, texts, floats, integers, integers, st.booleans(), indices, st.dictionaries(counts, texts, max_size=3),
+    st.dictionaries(texts, st.floats(0, 9), max_size=4)) | st.builds(
     RerankResult, texts, arrays.arrays(np.float32, st.integers(0, 6)), integers, indices)
 specs = st.builds(ModelSpec, aliases=many(texts), prompts=st.dictionaries(texts, texts, max_size=3), normalize=st.floats(-1, 9), **{
     f.name: {"str": texts, "int": counts, "bool": st.booleans()}[str(f.type)] for f in fields(ModelSpec)

@@ -17,7 +17,7 @@ from inference.client import InferenceClient
 from inference.config import Settings
 from inference.errors import InvalidRequest, NotLoaded, TimedOut
 from inference.transports.local import LocalClient
-from inference.wire import EmbedJob, RerankJob
+from inference.wire import STAGES, EmbedJob, RerankJob
 from tests.lanes import RedisServer, WorkerProcess, client_of, redis_server
 from tests.servers import ROOT
 
@@ -133,7 +133,13 @@ def test_health(client: InferenceClient, minilm: Path) -> None:
     health = client.health()
     entry = health["models"][minilm.name]
     assert (health["status"], entry["state"], entry["kind"]) == ("ok", "ready", "embedding")
-    assert {"requests", "packs", "tokens", "queue_seconds", "forward_seconds", "tokenize_seconds", "encode_seconds"} <= entry.keys()
+    for counters in entry.get("instances", {"here": entry}).values():
+        assert {"requests_interactive", "packs", "tokens", *(f"{stage}_seconds" for stage in STAGES), "stalled_seconds"} <= counters.keys()
+
+
+def test_timings(client: InferenceClient) -> None:
+    timings = embed(client).timings
+    assert timings.keys() == set(STAGES) and all(0 <= seconds < 60 for seconds in timings.values()) and timings["forward"] > 0
 
 
 # ---- what runs where

@@ -3,15 +3,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from ..config import Settings, unserved
-from ..errors import Busy, ConfigError, InferenceFailed, Loading, TimedOut, wrong_model
-from ..lane import SLICE_SECONDS, Address, Broker, Message, Registered, Unreachable
+from ..errors import Busy, ConfigError, InferenceFailed, Loading, NotLoaded, TimedOut, wrong_model
+from ..lane import SLICE_SECONDS, STOPPING, Address, Broker, Message, Registered, Unreachable
 from ..messages import Job, Result, pack_job, unpack_reply
 from ..wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, Span, SplitJob, State
 
@@ -31,12 +30,16 @@ class LaneClient:
         self._lock = threading.Lock()
         self._known: list[Registered] = []
         self._read_at = float("-inf")
+        self._closing, self._asking = False, 0               # requests on their way
 
     def models(self) -> list[ModelSpec]:
         """In the order of the configured lists, others after them, those that registered first before later ones."""
         return [replace(known.spec, state=self._state(known)) for known in self._registry()]
 
     def describe(self, kind: Kind, model: str | None = None) -> ModelSpec | None:
+        """Raises NotLoaded where the mode rules out this kind."""
+        if refusal := self._settings.refusal(kind):
+            raise NotLoaded(refusal)
         known = self._find(kind, model)
         return replace(known.spec, state=self._state(known)) if known else None
 
@@ -54,26 +57,27 @@ class LaneClient:
         self._broker.check()
 
     def health(self) -> dict[str, Any]:
-        """Counters are summed over the instances, which also stand by themselves. Never raises for a Redis that is away."""
+        """Never raises for a Redis that is away: that is a status as well."""
         try:
             registry = self._registry()
         except Busy as error:
             return {"status": "failed", "error": error.message, "models": {}}
-        models: dict[str, Any] = {}
-        for known in registry:
-            counters: Counter[str] = Counter()
-            for beat in known.beats:
-                counters.update(beat.counters)
-            models[known.spec.id] = {
-                "state": self._state(known), "kind": known.spec.kind, **counters,
-                **{f"queued_{lane}": length for lane, length in known.waiting.items()},
-                "instances": {beat.instance: {"state": beat.state, "stuck_seconds": beat.stuck, **beat.counters} for beat in known.beats}}
+        models = {known.spec.id: {
+            "state": self._state(known), "kind": known.spec.kind,
+            **{f"queued_{lane}": length for lane, length in known.waiting.items()},
+            "instances": {beat.instance: {**beat.counters, "state": beat.state, "stalled_seconds": beat.stalled} for beat in known.beats}}
+            for known in registry}
         states = {entry["state"] for entry in models.values()}
-        worst = next((state for state in ("failed", "stale", "loading") if state in states), "ok" if models else "unserved")
-        return {"status": worst, "models": models}
+        return {"status": next((state for state in ("failed", "stale", "loading") if state in states), "ok" if models else "unserved"),
+                "models": models}
 
     def close(self) -> None:
-        self._broker.close()
+        """What runs is finished, what waits in Redis is taken back and refused."""
+        with self._lock:
+            self._closing = True
+            idle = not self._asking
+        if idle:
+            self._broker.close()
 
     # ---- the registry
 
@@ -94,7 +98,7 @@ class LaneClient:
 
     def _state(self, known: Registered) -> State:
         """The best of its instances; one that is stopping or stuck serves nobody."""
-        states = {beat.state for beat in known.beats if beat.stuck <= self._settings.timeout}
+        states = {beat.state for beat in known.beats if beat.stalled <= self._settings.timeout}
         return next((state for state in cast(tuple[State, ...], ("ready", "loading", "failed")) if state in states), "stale")
 
     def _serving(self, kind: Kind, model: str | None) -> Registered:
@@ -117,13 +121,29 @@ class LaneClient:
         seconds = self._settings.timeout if job.timeout is None else job.timeout
         until = time.monotonic() + seconds
         packed = pack_job(replace(job, model=known.spec.id, timeout=None))
-        message = self._admit(known.address, job.lane, packed, until)
-        try:
-            reply = self._wait(known.address, job.lane, message, until)
-        except BaseException:
-            self._give_up(known.address, job.lane, message)
-            raise
+        with self._on_its_way():
+            message = self._admit(known.address, job.lane, packed, until)
+            try:
+                reply = self._wait(known.address, job.lane, message, until)
+            except BaseException:
+                self._give_up(known.address, job.lane, message)
+                raise
         return unpack_reply(reply)
+
+    @contextmanager
+    def _on_its_way(self) -> Iterator[None]:
+        with self._lock:
+            if self._closing:
+                raise Busy(STOPPING)
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
+                last = self._closing and not self._asking
+            if last:
+                self._broker.close()
 
     def _admit(self, address: Address, lane: Lane, job: bytes, until: float) -> Message:
         """Interactive work is refused when the list is full; bulk work waits for room."""
@@ -135,6 +155,8 @@ class LaneClient:
                 return message
             if lane == "interactive":
                 raise Busy("All slots are busy. Please try again later.")
+            if self._closing:
+                raise Busy(STOPPING)
             time.sleep(ROOM_SECONDS)
             self._serving(address.kind, address.model)
 
@@ -150,6 +172,8 @@ class LaneClient:
                 held, interrupted, seen = False, True, time.monotonic()      # a Redis that comes back knows of no heartbeat yet
                 time.sleep(min(SLICE_SECONDS, max(until - time.monotonic(), 0)))
                 continue
+            if waits and self._closing and self._broker.withdraw(address, lane, message):
+                raise Busy(STOPPING)
             if holder or (waits and alive):
                 held, seen = bool(holder), time.monotonic()
             elif time.monotonic() - seen <= (LOST_SECONDS if interrupted or (alive and not held) else 0):
