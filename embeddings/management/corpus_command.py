@@ -97,7 +97,7 @@ def serving(collection: Collection, backend: str | None = None, reranker: str | 
 
 def described(client: InferenceClient, model: str | None) -> ModelSpec:
     """The embedding model `model`, by default the first. Raises Conflict where it is not served."""
-    remote = Settings.from_env().transport == LANE           # else the client serves nothing but this model
+    remote = Settings.from_env().redis_url is not None       # else the client serves nothing but this model
     names = (model, model.rstrip("/").rpartition("/")[2]) if model and remote else (None,)
     spec = next(filter(None, (client.describe("embedding", name) for name in names)), None)
     if spec is None and remote:
