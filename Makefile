@@ -14,12 +14,14 @@ ACCELERATOR := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),metal,c
 # The demo keeps its state to itself, whatever database, models or broker this shell is set up for.
 DEMO := env -u DATABASE_URL -u MLXCEL_REDIS_URL -u MLXCEL_EMBEDDING_MODEL -u MLXCEL_API_KEYS -u MLXCEL_API_KEY_FILE MLXCEL_VAR_DIR='$(CURDIR)/var/demo' $(MANAGE)
 SAMPLE := embeddings/sample
+# Without DJANGO_SETTINGS_MODULE: a worker is no Django process, and Celery would look for one.
+WORKER := env -u DJANGO_SETTINGS_MODULE $(BIN)/celery -A inference.app worker -P threads -l INFO --without-gossip --without-mingle --without-heartbeat
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint test-ir docs clean warm bench
+.PHONY: help demo serve up worker test lint test-ir test-faults docs clean warm bench bench-serving
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.ready  ## Embed the sample corpus, search it, then serve API, docs and admin (SERVE=0 stops after the search; PORT=8080, QUERY='...')
 	@$(DEMO) migrate --verbosity 0
@@ -39,6 +41,12 @@ endif
 serve: $(VENV)/.ready  ## Serve what is in MLXCEL_VAR_DIR (var/ by default) on localhost (PORT=8080); other options: manage.py serve --help
 	$(MANAGE) serve --port $(PORT)
 
+up: $(VENV)/.ready-redis  ## Redis (unless MLXCEL_REDIS_URL names one), a worker process for each model, and the web (PORT=8080); Ctrl-C stops them all
+	$(MANAGE) up --port $(PORT)
+
+worker: $(VENV)/.ready-redis  ## One model worker for MLXCEL_REDIS_URL (MODEL=..., else MLXCEL_WORKER_MODEL or the only model configured)
+	$(if $(MODEL),MLXCEL_WORKER_MODEL='$(MODEL)') $(WORKER)
+
 test: lint  ## Check style, types and imports, then run every test but the long ones
 	$(BIN)/python -m pytest
 
@@ -50,11 +58,17 @@ lint: $(VENV)/.ready-dev  ## Check style (ruff), types (mypy) and who may import
 test-ir: $(VENV)/.ready-dev  ## Run the full retrieval collections (minutes; they lie in MLXCEL_TEST_DATA)
 	$(BIN)/python -m pytest -m ir --timeout 3600
 
+test-faults: $(VENV)/.ready-dev  ## Kill, freeze and starve real processes, and look at what callers get and what is left behind (minutes)
+	$(BIN)/python -m pytest -m faults
+
 warm: $(VENV)/.ready  ## Compile the kernels of the CPU backend, so that no start has to (installing has done it once)
 	$(BIN)/python -m inference warm
 
 bench: $(VENV)/.ready-bench  ## Compare with sentence-transformers and onnxruntime on this machine (minutes; BENCH='--help' lists options)
 	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-serving: $(VENV)/.ready-dev  ## Measure what the way over Redis adds, and requests a second through web and worker
+	$(BIN)/python -m tests.bench.serving
 
 docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs
@@ -79,6 +93,10 @@ $(VENV)/.ready-bench: $(VENV)/.ready
 	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),reference]'
 	@touch $@
 
+$(VENV)/.ready-redis: $(VENV)/.ready
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),redis]'
+	@touch $@
+
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),dev,parquet]'
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),dev,parquet,redis]'
 	@touch $@

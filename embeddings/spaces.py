@@ -5,6 +5,7 @@ import hashlib
 import json
 
 from inference.client import InferenceClient
+from inference.config import how_to_serve
 from inference.errors import Conflict, InvalidRequest
 from inference.wire import ModelSpec
 
@@ -52,8 +53,8 @@ def served(collection: Collection, client: InferenceClient) -> ModelSpec:
     if spec is None:
         source = collection.model_source or space.model_id
         raise Conflict(
-            f"Collection {collection.name!r} holds vectors of {space.model_id}, which is not served here. "
-            f"Serve it with `manage.py serve --model {source}` or MLXCEL_EMBEDDING_MODEL={source}.", code="model_not_served")
+            f"Collection {collection.name!r} holds vectors of {space.model_id}, which is not served here. {how_to_serve(source)}",
+            code="model_not_served")
     dims = space.dims if space.dims <= spec.dims else spec.dims
     check(collection, space_for(spec, dims, space.document_prompt))
     return spec

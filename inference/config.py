@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, NotLoaded, no_model
 from .wire import Kind
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LOCAL, LANE = "inference.transports.local.LocalClient", "inference.transports.lane.LaneClient"
 
 Backend = Literal["auto", "mlx", "host"]
 Blas = Literal["auto", "kernels", "mkl", "openblas", "numpy"]
@@ -79,11 +80,18 @@ def parse_normalize(text: str) -> float:
     return value
 
 
-def _setting(name: str, default: Any, parse: Callable[[str], Any], help: str) -> Any:
-    meta = {"name": name, "parse": parse, "help": help}
+def _redis_url(text: str) -> str:
+    if not text.strip().startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("expected redis://, rediss:// or unix://")
+    return text.strip()
+
+
+def _setting(name: str, default: Any, parse: Callable[[str], Any], help: str, *, secret: bool = False) -> Any:
+    """`secret`: the value is never shown."""
+    meta = {"name": name, "parse": parse, "help": help, "secret": secret}
     if callable(default):
-        return field(default_factory=default, metadata=meta)
-    return field(default=default, metadata=meta)
+        return field(default_factory=default, metadata=meta, repr=not secret)
+    return field(default=default, metadata=meta, repr=not secret)
 
 
 @dataclass(frozen=True)
@@ -136,8 +144,15 @@ class Settings:
     cache_dir: Path = _setting(
         "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
         "where hashes of weight files and compiled kernels are kept")
+    redis_url: str | None = _setting(
+        "MLXCEL_REDIS_URL", None, _redis_url,
+        "redis://[:password@]host[:port][/db], rediss:// or unix://path: models run in model workers, reached over this Redis (7 or newer)",
+        secret=True)
+    worker_model: str | None = _setting(
+        "MLXCEL_WORKER_MODEL", None, str.strip, "the one model a model worker serves; not needed where only one is configured")
     transport: str = _setting(
-        "MLXCEL_TRANSPORT", "inference.transports.local.LocalClient", str, "class that reaches the models, by its dotted name")
+        "MLXCEL_TRANSPORT", LOCAL, str,
+        "class that reaches the models, by its dotted name; with MLXCEL_REDIS_URL set it is " + LANE)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -151,11 +166,14 @@ class Settings:
             try:
                 values[f.name] = f.metadata["parse"](text)
             except ValueError as error:
-                raise ConfigError(f"{f.metadata['name']}={text!r}: {error}", param=f.metadata["name"]) from None
+                shown = "(not shown)" if f.metadata["secret"] else repr(text)
+                raise ConfigError(f"{f.metadata['name']}={shown}: {error}", param=f.metadata["name"]) from None
         if values.get("timeout") == 0:
             del values["timeout"]
         if mode := values.get("mode"):
             values["reranker_models" if mode == "embeddings" else "embedding_models"] = ()
+        if "redis_url" in values:
+            values.setdefault("transport", LANE)
         return cls(**values)
 
     def models(self, kind: Kind) -> tuple[str, ...]:
@@ -180,3 +198,26 @@ def describe() -> list[tuple[str, str, str]]:
         rows.append((f.metadata["name"], "number of CPUs" if f.name == "threads" else "~/.cache/mlxcel" if f.name == "cache_dir" else shown,
                      f.metadata["help"]))
     return rows
+
+
+def serving_command(model: str, kind: Kind = "embedding", settings: Settings | None = None) -> str:
+    """The shell command that makes this installation serve `model`."""
+    if (settings or Settings.from_env()).transport == LANE:
+        also = "" if kind == "embedding" else f"MLXCEL_RERANKER_MODEL={model} "
+        return f"{also}MLXCEL_WORKER_MODEL={model} celery -A inference.app worker -P threads"
+    return f"manage.py serve {'--model' if kind == 'embedding' else '--reranker-model'} {model}"
+
+
+def how_to_serve(model: str, kind: Kind = "embedding", settings: Settings | None = None) -> str:
+    """The same in a sentence, for errors."""
+    settings = settings or Settings.from_env()
+    command = serving_command(model, kind, settings)
+    if settings.transport == LANE:
+        return f"Start a worker for it, with the same MLXCEL_REDIS_URL: {command}"
+    return f"Serve it with `{command}` or {'MLXCEL_EMBEDDING_MODEL' if kind == 'embedding' else 'MLXCEL_RERANKER_MODEL'}={model}."
+
+
+def unserved(kind: Kind, settings: Settings | None = None) -> NotLoaded:
+    """No model of this kind is served, and how this installation would come to serve one."""
+    settings = settings or Settings.from_env()
+    return no_model(kind, how=how_to_serve("MODEL", kind, settings) if settings.transport == LANE else "")

@@ -111,18 +111,17 @@ class ModelNotFound(CheckpointError):
     pass
 
 
-_NONE = {
-    "embedding": "This server does not support embeddings. Start it with `manage.py serve --model MODEL`, "
-                 "or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",
-    "reranker": "This server does not support reranking. Start it with `manage.py serve --reranker-model MODEL`, "
-                "or set MLXCEL_RERANKER_MODEL to a directory or a Hugging Face id.",
+_VERBS = {"embedding": "embeddings", "reranker": "reranking"}
+_HOW = {
+    "embedding": "Start it with `manage.py serve --model MODEL`, or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",
+    "reranker": "Start it with `manage.py serve --reranker-model MODEL`, or set MLXCEL_RERANKER_MODEL to a directory or a Hugging Face id.",
 }
 _NAMES = {"embedding": "embedding model", "reranker": "reranker"}
 
 
-def no_model(kind: str, why: str = "") -> NotLoaded:
-    """No model of this kind is served."""
-    return NotLoaded(_NONE[kind] + (f" {why}" if why else ""))
+def no_model(kind: str, why: str = "", how: str = "") -> NotLoaded:
+    """No model of this kind is served. `how`: what would change that, where it is not the usual."""
+    return NotLoaded(" ".join(filter(None, (f"This server does not support {_VERBS[kind]}.", how or _HOW[kind], why))))
 
 
 def wrong_model(kind: str, name: str, served: Sequence[str]) -> InvalidRequest:

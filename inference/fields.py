@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .client import InferenceClient
-from .errors import InvalidRequest, no_model, wrong_model
+from .config import unserved
+from .errors import InvalidRequest, wrong_model
 from .wire import Kind, ModelSpec
 
 Parser = Callable[[Any], Any]
@@ -101,7 +102,7 @@ def served(client: InferenceClient, kind: Kind, name: str | None, *, accept_any:
     if (model := client.describe(kind, name)) is not None:
         return model
     if (default := client.describe(kind)) is None:
-        raise no_model(kind)
+        raise unserved(kind)
     if accept_any:
         return default
     error = wrong_model(kind, name or "", [model.id for model in client.models() if model.kind == kind] or [default.id])

@@ -9,7 +9,8 @@ import numpy as np
 
 Kind = Literal["embedding", "reranker"]
 Lane = Literal["interactive", "bulk"]
-State = Literal["cold", "loading", "ready", "failed"]
+State = Literal["cold", "loading", "ready", "failed", "stale"]
+"""stale: its worker is gone, or has made no progress for longer than a request may take."""
 InputType = Literal["query", "document"]
 
 STAGES = ("tokenize", "queue", "forward", "encode")
@@ -115,6 +116,19 @@ class RerankResult:
     tokens: np.ndarray
     truncated: tuple[int, ...] = ()           # indices of documents whose pair was cut to max_length
     timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitJob:
+    """Texts to cut into passages of at most `tokens` tokens: what `InferenceClient.split` is asked, as it travels."""
+
+    texts: tuple[str, ...]
+    tokens: int
+    overlap: int = 0
+    prompt: str = ""
+    model: str | None = None
+    lane: Lane = "bulk"
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

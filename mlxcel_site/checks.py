@@ -10,13 +10,11 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
-from inference.config import MODE_KIND, Settings
+from inference.config import LOCAL, MODE_KIND, Settings
 from inference.errors import ConfigError
 
 from .auth import load_keys
 from .environment import misspelt
-
-LOCAL_TRANSPORT = "inference.transports.local.LocalClient"
 
 
 @register()
@@ -29,7 +27,7 @@ def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
 
 
 def _check_mode(found: Settings) -> list[CheckMessage]:
-    if not found.mode or found.models(MODE_KIND[found.mode]) or found.transport != LOCAL_TRANSPORT:
+    if not found.mode or found.models(MODE_KIND[found.mode]) or found.transport != LOCAL:
         return []
     name = "MLXCEL_EMBEDDING_MODEL" if found.mode == "embeddings" else "MLXCEL_RERANKER_MODEL"
     return [Error(f"MLXCEL_MODE={found.mode} (--{found.mode}) needs a model of that kind, and {name} names none",
@@ -47,10 +45,11 @@ def _check_prefix(text: str) -> list[CheckMessage]:
 def _check_processes(transport: str) -> list[CheckMessage]:
     for name in ("GRANIAN_WORKERS", "WEB_CONCURRENCY"):
         value = os.environ.get(name, "")
-        if transport == LOCAL_TRANSPORT and value.isdecimal() and int(value) > 1:
+        if transport == LOCAL and value.isdecimal() and int(value) > 1:
             return [Error(
                 f"{name}={value}: with the local transport every web process would load its own copy of each model",
-                hint=f"run one web process (unset {name}); its threads share the model", id="mlxcel.E003")]
+                hint=f"run one web process (unset {name}), whose threads share the model, or model workers (MLXCEL_REDIS_URL)",
+                id="mlxcel.E003")]
     return []
 
 

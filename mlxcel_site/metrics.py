@@ -112,6 +112,7 @@ def _engines(counted: list[tuple[tuple[str, str, str], Mapping[str, Any]]]) -> I
         yield counter
     waiting = GaugeMetricFamily(*LANE_GAUGES["waiting"], labels=BY_LANE)
     wait = SummaryMetricFamily("mlxcel_model_queue_seconds", "Seconds that sequences waited before they were run.", labels=BY_LANE)
+    broker = SummaryMetricFamily("mlxcel_model_broker_seconds", "Seconds that jobs waited in the broker for a worker.", labels=BY_LANE)
     stages = CounterMetricFamily("mlxcel_model_stage_seconds", "Seconds in each stage: of `queue` summed over sequences, of `forward` "
                                  "over packs, else over jobs.", labels=BY_STAGE)
     packs = SummaryMetricFamily("mlxcel_model_pack_tokens", "Tokens of forward passes.", labels=MODEL)
@@ -122,6 +123,8 @@ def _engines(counted: list[tuple[tuple[str, str, str], Mapping[str, Any]]]) -> I
                 waiting.add_metric((*labels, lane), counters[f"waiting_{lane}"])
             if f"taken_{lane}" in counters:
                 wait.add_metric((*labels, lane), counters[f"taken_{lane}"], counters[f"queue_seconds_{lane}"])
+            if f"brokered_{lane}" in counters:
+                broker.add_metric((*labels, lane), counters[f"brokered_{lane}"], counters[f"broker_seconds_{lane}"])
         for stage in STAGES:
             if f"{stage}_seconds" in counters:
                 stages.add_metric((*labels, stage), counters[f"{stage}_seconds"])
@@ -129,7 +132,7 @@ def _engines(counted: list[tuple[tuple[str, str, str], Mapping[str, Any]]]) -> I
             packs.add_metric(labels, counters["packs"], counters["tokens"])
         if "stalled_seconds" in counters:
             stalled.add_metric(labels, counters["stalled_seconds"])
-    yield from (waiting, wait, stages, packs, stalled)
+    yield from (waiting, wait, broker, stages, packs, stalled)
 
 
 def registry() -> CollectorRegistry:

@@ -16,6 +16,8 @@ from inference.client import InferenceClient, get_client
 from inference.errors import ServiceError
 from inference.wire import EmbedJob, ModelSpec, RerankJob
 
+WAITING = {"loading": "its worker is loading it", "stale": "no worker answers at the moment"}
+
 
 def create() -> Callable[..., Iterable[bytes]]:
     """The WSGI application, once every configured model is loaded. One that cannot be ends the process with a message."""
@@ -54,16 +56,23 @@ def _close_when_stopped(client: InferenceClient) -> None:
 
 
 def load_models(client: InferenceClient) -> None:
-    """Loads every configured model and has each work on a word: kernels get compiled, and a broken model shows now, not to a caller."""
+    """Loads every configured model and has each work on a word: kernels get compiled, and a broken model shows now, not to a caller.
+    Models that run elsewhere may come later."""
     started = time.perf_counter()
     print("Loading models ...", flush=True)
     client.load()
-    for model in client.models():
+    models = client.models()
+    for model in models:
+        if model.state != "ready":
+            print(f"  {model.id}: {WAITING.get(model.state, model.state)}", flush=True)
+            continue
         if model.kind == "embedding":
             client.embed(EmbedJob(items=("ready",), model=model.id))
         else:
             client.rerank(RerankJob(query="ready", documents=("ready",), model=model.id))
         print(f"  {model.id}: {_summary(client.describe(model.kind, model.id) or model)}", flush=True)
+    if not models:
+        print("  none yet", flush=True)
     print(f"Ready after {time.perf_counter() - started:.1f} s.", flush=True)
 
 

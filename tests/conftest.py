@@ -5,19 +5,13 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from inference.client import get_client
 from tests.fakes import FakeClient
-
-
-def missing(what: str) -> NoReturn:
-    """Ends the running test: a skip that says what is missing, or a failure in CI, where everything has to be there."""
-    if os.environ.get("CI") == "1":
-        pytest.fail(what, pytrace=False)
-    pytest.skip(what)
+from tests.here import missing
+from tests.lanes import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +43,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
     assert isinstance(client, FakeClient)
     yield client
     get_client.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def broker(redis_process: RedisServer) -> RedisServer:
+    """A Redis server of the tests' own, empty."""
+    redis_process.redis.flushall()
+    return redis_process

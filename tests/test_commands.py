@@ -149,7 +149,7 @@ def test_the_collections_own_model_is_loaded_wherever_it_came_from(source: Path,
 def test_with_a_broker_the_service_is_asked(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXCEL_REDIS_URL", "redis://localhost")
     ended = manage("embed_corpus", "books", source, "--model", "absent")
-    assert ended.code == 2 and "'absent' is served" in ended.message
+    assert ended.code == 2 and "The model absent is not served" in ended.message
     assert manage("embed_corpus", "books", source, "--model", "fake-8").code == 0
 
 

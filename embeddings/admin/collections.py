@@ -19,6 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.text import Truncator
 
 from inference.client import get_client
+from inference.config import serving_command
 
 from .. import corpus
 from ..index import get_index
@@ -175,7 +176,7 @@ def _documents(collection: Collection) -> str:
 
 def _serve(collection: Collection) -> str:
     """The command that makes the collection searchable."""
-    return f"manage.py serve --model {shlex.quote(collection.model_source or collection.space.model_id)}"
+    return serving_command(shlex.quote(collection.model_source or collection.space.model_id))
 
 
 def _may_view_documents(model_admin: admin.ModelAdmin[Collection], request: HttpRequest) -> bool:

@@ -1,7 +1,6 @@
 """What the commands over collections share: which model answers, and errors that are told, not traced."""
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +13,8 @@ from django.db import DatabaseError, InterfaceError
 from embeddings import spaces
 from embeddings.models import Collection
 from inference.client import InferenceClient, connect
-from inference.config import Settings
-from inference.errors import Busy, Conflict, InferenceFailed, ServiceError, TimedOut
+from inference.config import LANE, Settings, how_to_serve
+from inference.errors import Busy, Conflict, InferenceFailed, InvalidRequest, ServiceError, TimedOut
 from inference.wire import ModelSpec
 
 FAILED, USAGE, NOTHING, INTERRUPTED = 1, 2, 3, 130
@@ -52,8 +51,11 @@ def refused(error: Exception) -> str:
 
 
 def settings_for(model: str | None, backend: str | None = None, batch_tokens: int | None = None, reranker: str | None = None) -> Settings:
-    """The environment's settings, serving only `model` (None: the environment's first) and `reranker`, if any."""
+    """The environment's settings, serving only `model` (None: the environment's first) and `reranker`, if any. Raises InvalidRequest for
+    options that model workers, which are configured themselves, would ignore."""
     settings = Settings.from_env()
+    if settings.transport == LANE and (option := "--backend" if backend else "--batch-tokens" if batch_tokens else None):
+        raise InvalidRequest(f"{option} has no effect on model workers, which MLXCEL_REDIS_URL says to use: set it where they are started")
     models = (model,) if model else settings.embedding_models[:1]
     changes: dict[str, Any] = {"embedding_models": models, "reranker_models": (reranker,) if reranker else ()}
     if backend:
@@ -65,8 +67,8 @@ def settings_for(model: str | None, backend: str | None = None, batch_tokens: in
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[InferenceClient]:
-    """The service's client where there is one (MLXCEL_REDIS_URL), else the model in this process."""
-    client = connect(Settings.from_env() if os.environ.get("MLXCEL_REDIS_URL") else settings)
+    """A client of the model workers where there are any (MLXCEL_REDIS_URL), else with the model in this process."""
+    client = connect(settings)
     try:
         yield client
     finally:
@@ -95,8 +97,12 @@ def serving(collection: Collection, backend: str | None = None, reranker: str | 
 
 def described(client: InferenceClient, model: str | None) -> ModelSpec:
     """The embedding model `model`, by default the first. Raises Conflict where it is not served."""
-    spec = client.describe("embedding", model if os.environ.get("MLXCEL_REDIS_URL") else None)
+    remote = Settings.from_env().redis_url is not None       # else the client serves nothing but this model
+    names = (model, model.rstrip("/").rpartition("/")[2]) if model and remote else (None,)
+    spec = next(filter(None, (client.describe("embedding", name) for name in names)), None)
+    if spec is None and remote:
+        raise Conflict(f"{f'The model {model} is not' if model else 'No embedding model is'} served. {how_to_serve(model or 'MODEL')}",
+                       code="model_not_served")
     if spec is None:
-        raise Conflict(f"No embedding model {model!r} is served. Name one with --model or MLXCEL_EMBEDDING_MODEL." if model else
-                       "No embedding model is served. Name one with --model or MLXCEL_EMBEDDING_MODEL.", code="model_not_served")
+        raise Conflict("No embedding model is served. Name one with --model or MLXCEL_EMBEDDING_MODEL.", code="model_not_served")
     return spec

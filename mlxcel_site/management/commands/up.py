@@ -1,0 +1,166 @@
+"""`manage.py up`: everything on this machine at once, as processes that a crash of one does not take down."""
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings as site
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+
+from inference.client import connect
+from inference.config import LANE, Settings
+from inference.errors import ConfigError, ServiceError
+
+STOP_SECONDS = 20
+LONGEST_PAUSE = 30.0       # between two starts of a worker that keeps ending
+CELERY = ("-m", "celery", "-q", "-A", "inference.app", "worker", "-P", "threads", "-l", "INFO", "--without-gossip", "--without-mingle",
+          "--without-heartbeat")
+COLOURS = (36, 33, 32, 35, 34)
+
+
+class Command(BaseCommand):
+    help = ("Start Redis (unless MLXCEL_REDIS_URL names one), a worker process for each configured model and the web, and stop them all "
+            "with Ctrl-C. A worker that ends is started again.")
+    requires_system_checks = []      # `serve` runs them
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; any but this machine's own needs a key)")
+        parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            settings = Settings.from_env()
+        except ConfigError as error:
+            raise CommandError(str(error)) from None
+        models = [*settings.embedding_models, *settings.reranker_models]
+        if not models:
+            raise CommandError("no model is configured: set MLXCEL_EMBEDDING_MODEL or MLXCEL_RERANKER_MODEL")
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        with ExitStack() as running:
+            url = settings.redis_url or self._redis(running)
+            workers = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
+                                   MLXCEL_REDIS_URL=url, MLXCEL_WORKER_MODEL=model) for model in models]
+            self._wait_ready(workers, url, stop)
+            if stop.is_set():
+                return
+            web = self._start(running, "web", "manage.py", "serve", "--host", options["host"], "--port", str(options["port"]),
+                              MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
+            while not stop.wait(0.2):
+                for worker in workers:
+                    worker.keep_alive()
+                if (status := web.process.poll()) is not None:
+                    raise CommandError("the web server ended", returncode=status or 1)
+            self.stdout.write("Stopping ...")
+
+    def _start(self, running: ExitStack, name: str, *command: str, **environment: str) -> Role:
+        role = Role(name, (sys.executable, *command), environment, self.stdout)
+        running.callback(role.stop)
+        return role
+
+    def _redis(self, running: ExitStack) -> str:
+        """A Redis for this run, on a socket that only this user can open; nothing of it is kept."""
+        if (program := shutil.which("redis-server")) is None:
+            raise CommandError("redis-server is not installed, and MLXCEL_REDIS_URL is not set. "
+                               "Debian: apt install redis-server; macOS: brew install redis")
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="mlxcel-"))
+        path, log = Path(folder, "redis.sock"), Path(folder, "redis.log")
+        role = Role("redis", (program, "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--save", "", "--dir", folder,
+                              "--logfile", str(log)), {}, self.stdout)
+        running.callback(role.stop)
+        for _ in range(200):
+            if path.exists():
+                return f"unix://{path}"
+            if role.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise CommandError(f"redis-server did not start: {log.read_text() if log.exists() else ''}")
+
+    def _wait_ready(self, workers: list[Role], url: str, stop: threading.Event) -> None:
+        """Until every model is served. A worker that ends before it ever served has something to say about the configuration."""
+        client = connect(Settings(redis_url=url, transport=LANE))
+        try:
+            client.load()
+            while not stop.wait(0.2):
+                if ended := [worker for worker in workers if worker.process.poll() is not None]:
+                    raise CommandError(f"{ended[0].name} ended before it served its model")
+                states = [model.state for model in client.models()]
+                if len(states) >= len(workers) and all(state == "ready" for state in states):
+                    return
+        except ServiceError as error:
+            raise CommandError(str(error)) from None
+        finally:
+            client.close()
+
+
+class Role:
+    """A process, whose lines are passed on behind its name."""
+
+    known = 0
+
+    def __init__(self, name: str, command: tuple[str, ...], environment: Mapping[str, str], out: OutputWrapper) -> None:
+        self.name, self._command, self._out = name, command, out
+        self._environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"} | {
+            "PYTHONUNBUFFERED": "1", **environment}
+        self._colour = COLOURS[Role.known % len(COLOURS)]
+        Role.known += 1
+        self._pause, self._again = 0.5, 0.0
+        self._run()
+
+    def keep_alive(self) -> None:
+        """Starts it again when it has ended, after a pause that grows while it keeps ending."""
+        if self.process.poll() is None:
+            return
+        now = time.monotonic()
+        if not self._again:
+            self._pause = 1.0 if now - self._started > 60 else min(self._pause * 2, LONGEST_PAUSE)
+            self._again = now + self._pause
+            self._say(f"ended with status {self.process.returncode}; starting it again in {self._pause:.0f} s")
+        elif now >= self._again:
+            self._again = 0.0
+            self._run()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._say(f"did not stop within {STOP_SECONDS} s and is killed")
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(2)
+
+    def _run(self) -> None:
+        # A session of its own: Ctrl-C reaches this command alone, which then stops the others in their order.
+        self.process = subprocess.Popen(self._command, cwd=site.BASE_DIR, env=self._environment, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        self._started = time.monotonic()
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._say(line.decode("utf-8", "replace").rstrip())
+
+    def _say(self, line: str) -> None:
+        name = f"{self.name:<24}"
+        self._out.write(f"\x1b[{self._colour}m{name}\x1b[0m {line}" if self._out.isatty() else f"{name} {line}")
+
+
+def _basename(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
