@@ -1,42 +1,55 @@
 """Threads that share one operation of a pack that runs alone: a single text is done sooner, and its bits are the same.
 
-Work is handed over through locks, and nobody spins: a hand-over costs some ten microseconds, so only what takes several times as long
-is shared. Where several packs run at once, each keeps to its own thread, which costs less than sharing.
+Work is handed over through a queue, and nobody spins: a hand-over costs some ten microseconds, so only what takes several times as long
+is shared. The caller works too and waits only for parts that a helper has begun: where the machine is busy with something else and no
+helper wakes up, it does all of them. Where several packs run at once, each keeps to its own thread, which costs less than sharing.
 """
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 
 Part = Callable[[int, int], None]
 """Does part i of n."""
 
+PARTS = 2                                                   # parts a thread
+
 _size = 1
 _active = 0
-_lock = threading.Lock()
-_helpers: list[_Helper] = []
-_busy = threading.Lock()
+_started = 0
+_lock, _busy = threading.Lock(), threading.Lock()
+_jobs: SimpleQueue[_Job] = SimpleQueue()
 
 
-class _Helper:
-    def __init__(self, number: int) -> None:
-        self.begin, self.end = threading.Lock(), threading.Lock()
-        self.begin.acquire()
-        self.end.acquire()
+class _Job:
+    def __init__(self, part: Part, count: int) -> None:
+        self.part: Part | None = part
+        self.count, self.left = count, count
+        self.take = itertools.count().__next__               # one step of the interpreter: no part is taken twice
+        self.lock, self.done = threading.Lock(), threading.Event()
         self.error: BaseException | None = None
-        self.part: Callable[[], None] = lambda: None
-        threading.Thread(target=self._run, name=f"host-helper-{number}", daemon=True).start()
 
-    def _run(self) -> None:
-        while True:
-            self.begin.acquire()
+    def work(self) -> None:
+        while (i := self.take()) < self.count:
+            part = self.part
+            assert part is not None
             try:
-                self.part()
+                part(i, self.count)
             except BaseException as error:
                 self.error = error
-            self.end.release()
+            with self.lock:
+                self.left -= 1
+                if not self.left:
+                    self.done.set()
+
+
+def _help(jobs: SimpleQueue[_Job]) -> None:
+    while True:
+        jobs.get().work()
 
 
 def resize(threads: int) -> None:
@@ -47,9 +60,8 @@ def resize(threads: int) -> None:
 
 def _forget() -> None:
     """A forked child has none of its parent's threads."""
-    global _active, _lock, _busy
-    _helpers.clear()
-    _active, _lock, _busy = 0, threading.Lock(), threading.Lock()
+    global _active, _started, _lock, _busy, _jobs
+    _active, _started, _lock, _busy, _jobs = 0, 0, threading.Lock(), threading.Lock(), SimpleQueue()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -69,27 +81,26 @@ def pack() -> Iterator[None]:
 
 
 def share(part: Part, most: int) -> bool:
-    """part(i, n) for i below n, n at most `most`, on as many threads, if this pack runs alone; False, and nothing done, if not."""
-    count = min(_size, most)
-    if count < 2 or _active != 1 or not _busy.acquire(blocking=False):
+    """part(i, n) for i below n, n at most `most`, on several threads, if this pack runs alone; False, and nothing done, if not."""
+    global _started
+    helpers = min(_size, most) - 1
+    if helpers < 1 or _active != 1 or not _busy.acquire(blocking=False):
         return False
     try:
-        while len(_helpers) < count - 1:
-            _helpers.append(_Helper(len(_helpers) + 1))
-        helpers = _helpers[:count - 1]
-        for i, helper in enumerate(helpers, 1):
-            helper.part = lambda i=i: part(i, count)             # type: ignore[misc]
-            helper.begin.release()
-        try:
-            part(0, count)
-        finally:
-            for helper in helpers:
-                helper.end.acquire()
-                helper.part = lambda: None                       # keeps no array alive
-        for helper in helpers:
-            if helper.error is not None:
-                error, helper.error = helper.error, None
-                raise error
+        while _started < helpers:
+            _started += 1
+            threading.Thread(target=_help, args=(_jobs,), name=f"host-helper-{_started}", daemon=True).start()
+        while not _jobs.empty():                             # what nobody woke up for; only this caller puts anything in
+            with suppress(Empty):
+                _jobs.get_nowait()
+        job = _Job(part, min(PARTS * (helpers + 1), most))
+        for _ in range(helpers):
+            _jobs.put(job)
+        job.work()
+        job.done.wait()
+        job.part = None                                      # a helper that comes late keeps no array alive
+        if job.error is not None:
+            raise job.error
         return True
     finally:
         _busy.release()
