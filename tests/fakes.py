@@ -115,7 +115,7 @@ class CrowdedClient(FakeClient):
         super().__init__(settings)
 
         def forward(sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-            time.sleep(1.5)
+            time.sleep(0 if bytes(sequences[0].astype(np.uint8)) == b"ready" else 1.5)       # which is what a server embeds at its start
             return [np.ones((1, 8), np.float32) for _ in sequences]
 
         self._engine = Engine(lambda: forward, pack_rows=1, queue_depth=settings.queue_depth)
