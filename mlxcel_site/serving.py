@@ -44,13 +44,12 @@ def _close_when_stopped(client: InferenceClient) -> None:
     would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor beside them."""
     told, tell = socket.socketpair()
     tell.setblocking(False)
-    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)      # open for as long as the process lives
 
     def wait() -> None:
-        with told, tell:
-            while not {signal.SIGTERM, signal.SIGINT} & set(told.recv(64)):
-                pass
-            client.close()
+        while not {signal.SIGTERM, signal.SIGINT} & set(told.recv(64)):
+            pass
+        client.close()
 
     threading.Thread(target=wait, name="close-when-stopped", daemon=True).start()
 

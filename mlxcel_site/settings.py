@@ -116,7 +116,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")]
 
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
-STATIC_URL = "static/"
+STATIC_URL = f"{API_PREFIX}/static/"
 STATIC_ROOT = env.str("DJANGO_STATIC_ROOT", default="") or None
 WHITENOISE_USE_FINDERS = True
 

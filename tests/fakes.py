@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from inference.config import Settings
+from inference.engine import Engine
 from inference.errors import ServiceError
 from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
@@ -105,3 +106,24 @@ class SlowClient(FakeClient):
     def embed(self, job: EmbedJob) -> EmbedResult:
         time.sleep(1)
         return super().embed(job)
+
+
+class CrowdedClient(FakeClient):
+    """An engine with one slot: what runs takes a second and a half, as does each job that waits for it."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+
+        def forward(sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+            time.sleep(0 if bytes(sequences[0].astype(np.uint8)) == b"ready" else 1.5)       # which is what a server embeds at its start
+            return [np.ones((1, 8), np.float32) for _ in sequences]
+
+        self._engine = Engine(lambda: forward, pack_rows=1, queue_depth=settings.queue_depth)
+
+    def embed(self, job: EmbedJob) -> EmbedResult:
+        self._engine.submit([np.frombuffer(str(item).encode(), np.uint8).astype(np.int32) for item in job.items],
+                            deadline=time.monotonic() + self.settings.timeout).wait()
+        return super().embed(job)
+
+    def close(self) -> None:
+        self._engine.close()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,31 @@ def test_no_model_is_asked_once(tmp_path: Path) -> None:
             client.embeddings.create(model="x", input="a")
         assert caught.value.status_code == 501 and "does not support embeddings" in caught.value.message
         assert server.log.read_text().count("POST /v1/embeddings") == 1
+
+
+def test_overload_and_lateness(tmp_path: Path) -> None:
+    """503 is tried again after a second, 504 is not; each is what the client calls a server's fault."""
+    arguments = ("--queue-depth", "1", "--timeout", "1")
+    with serving(tmp_path / "var", *arguments, MLXCEL_TRANSPORT="tests.fakes.CrowdedClient") as server, \
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+        with pytest.raises(openai.InternalServerError) as late:
+            client.embeddings.create(model="fake-8", input="a")
+        assert late.value.status_code == 504 and late.value.type == "server_timeout"
+        assert server.log.read_text().count("POST /v1/embeddings") == 1
+        with ThreadPoolExecutor(4) as callers:
+            outcomes = list(callers.map(lambda i: _status(client.with_options(max_retries=0), f"text {i}"), range(4)))
+        assert 503 in outcomes and set(outcomes) <= {503, 504}
+    with pytest.raises(openai.APIStatusError) as large, serving(tmp_path / "var", **FAKE) as server, \
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+        client.embeddings.create(model="fake-8", input="a" * (64 * 2**20))
+    assert (large.value.status_code, large.value.type) == (413, "invalid_request_error")
+
+
+def _status(client: openai.OpenAI, text: str) -> int:
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.embeddings.create(model="fake-8", input=text)
+    assert caught.value.status_code != 503 or caught.value.response.headers["Retry-After"] == "1"
+    return caught.value.status_code
 
 
 def test_the_real_model(tmp_path: Path, minilm: Path) -> None:

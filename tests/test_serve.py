@@ -135,6 +135,91 @@ def test_requests_in_flight_are_answered_when_it_stops(var: Path) -> None:
         assert answers == [200] * 4
 
 
+def test_what_runs_is_finished_and_what_waits_is_refused_when_it_stops(var: Path) -> None:
+    with serving(var, MLXCEL_TRANSPORT="tests.fakes.CrowdedClient") as server:
+        answers: list[httpx.Response] = []
+
+        def call(text: str) -> None:
+            answers.append(httpx.post(f"{server.url}/v1/embeddings", json={"input": text}, timeout=30))
+
+        callers = [threading.Thread(target=call, args=(f"text {i}",)) for i in range(12)]
+        for caller in callers:
+            caller.start()
+        time.sleep(1)
+        assert server.stop() < 6
+        for caller in callers:
+            caller.join()
+        assert sorted({answer.status_code for answer in answers}) == [200, 503] and len(answers) == 12
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert len(refused) >= 9 and all(answer.headers["Retry-After"] == "1" for answer in refused)
+        assert "shutting down" in refused[0].json()["error"]["message"] and "Traceback" not in server.log.read_text()
+
+
+def test_a_mode_is_served_alone(var: Path) -> None:
+    for arguments, message in (
+            (("--reranking",), "MLXCEL_MODE=reranking (--reranking) needs a model of that kind, and MLXCEL_RERANKER_MODEL names none"),
+            (("--pooling", "rank"), "MLXCEL_MODE=reranking"), (("--pooling", "none"), "MLXCEL_EMBEDDING_POOLING='none'"),
+            (("--pooling", "rank", "--embeddings"), "contradicts --embeddings"), (("--api-prefix", "/a b"), "MLXCEL_API_PREFIX='/a b'"),
+            (("--queue-depth", "0"), "MLXCEL_EMBEDDING_QUEUE_DEPTH='0': expected at least 1"),
+            (("--embd-normalize", "0.5"), "MLXCEL_EMBEDDING_NORMALIZE='0.5'")):
+        assert message in refused(var, "--port", str(free_port()), *arguments)
+
+
+def test_options_reach_the_model(var: Path, minilm: Path) -> None:
+    with serving(var, "--model", str(minilm), "--backend", "host", "--embeddings", "--pooling", "cls", "--embd-normalize", "-1", "--props",
+                 "--embedding-max-length", "16", "--embedding-batch-size", "2", "--queue-depth", "4", "--timeout", "9") as server:
+        assert httpx.get(f"{server.url}/props").json() == {"capabilities": {
+            "generation": False, "serving_mode": "--embeddings",
+            "embedding": {"model": minilm.name, "dim": 384, "pooling": "cls", "embd_normalize": -1, "multi_vector": False}}}
+        answer = httpx.post(f"{server.url}/embedding", json={"content": "word " * 50})
+        assert answer.headers["x-truncated-inputs"] == "1" and len(answer.json()[0]["embedding"][0]) == 384
+        stages = [part.partition(";")[0] for part in answer.headers["Server-Timing"].split(", ")]
+        assert stages == ["tokenize", "queue", "forward", "encode", "total"]
+        refusal = httpx.post(f"{server.url}/v1/rerank", json={"query": "a", "documents": ["b"]})
+        assert refusal.status_code == 501 and refusal.json()["detail"] == (
+            "This server does not support reranking: it was started with --embeddings (MLXCEL_MODE=embeddings), which serves embeddings only.")
+        assert httpx.post(f"{server.url}/v1/rerank", json={"query": "a"}).status_code == 400
+        metrics = httpx.get(f"{server.url}/metrics").text
+        assert f'mlxcel_model_requests_total{{instance="web",kind="embedding",lane="interactive",model="{minilm.name}"}} 2.0' in metrics
+
+
+def test_everything_lies_under_the_prefix(var: Path) -> None:
+    with serving(var, "--api-prefix", "ai/", "--api-key", "k", **FAKE) as server:
+        key = {"X-Api-Key": "k"}
+        assert httpx.post(f"{server.url}/ai/v1/embeddings/", json={"input": "a"}, headers=key).status_code == 200
+        assert httpx.get(f"{server.url}/v1/models", headers=key).status_code == 404
+        assert [httpx.get(f"{server.url}{path}").status_code for path in ("/health", "/v1/health", "/ai/health")] == [200, 200, 401]
+        assert httpx.get(f"{server.url}/ai/health", headers=key).status_code == 200
+        page = httpx.get(f"{server.url}/ai/docs").text
+        assert "/ai/openapi.json" in page and "/ai/static/" in page
+        assert httpx.get(f"{server.url}/ai/static/drf_spectacular_sidecar/swagger-ui-dist/swagger-ui.css").status_code == 200
+        assert httpx.get(f"{server.url}/ai/openapi.json").json()["servers"] == [{"url": "/ai"}]
+        home = httpx.get(f"{server.url}/ai").text
+        assert f"{server.url}/ai/v1" in home and 'href="/ai/health/ready"' in home
+        assert httpx.get(f"{server.url}/ai/admin/", headers={"Accept": "text/html"}).headers["location"].startswith("/ai/admin/login/")
+        assert "/ai/admin/" in server.log.read_text()
+
+
+def test_secrets_are_never_printed(var: Path, tmp_path: Path) -> None:
+    """Not in logs, nor in any page or answer, with every debugging aid on."""
+    (tmp_path / "keys").write_text("file-s3cret\n")
+    secrets = {"MLXCEL_API_KEYS": "env-s3cret", "DJANGO_SECRET_KEY": "django-s3cret" * 5}
+    with serving(var, "--api-key", "option-s3cret", "--api-key-file", str(tmp_path / "keys"), **FAKE, **secrets, DJANGO_DEBUG="1",
+                 MLXCEL_LOG_LEVEL="DEBUG", MLXCEL_PROPS="1") as server:
+        key = {"Authorization": "Bearer option-s3cret"}
+        said = [httpx.request(method, f"{server.url}{path}", headers={**key, **more}, follow_redirects=True).text
+                for path in ("/", "/docs", "/openapi.json", "/props", "/metrics", "/v1/models", "/nothing", "/admin/", "/admin/nothing/",
+                             "/v1/embeddings", "/health/ready")
+                for method in ("GET", "POST") for more in ({}, {"Host": "elsewhere.example"}, {"Authorization": "Bearer wrong-s3cret"})]
+        httpx.post(f"{server.url}/v1/embeddings", json={"input": "text-s3cret"}, headers=key)
+        server.stop()
+        assert "s3cret" not in "\n".join([*said, server.log.read_text()])
+    for broken in ({"MLXCEL_THREADS": "many"}, {"DATABASE_URL": "postgres://me:db-s3cret@localhost:1/x"}):
+        done = subprocess.run([sys.executable, "manage.py", "check"], cwd=ROOT, capture_output=True, text=True,
+                              env=environment(var, **secrets, **broken))
+        assert "s3cret" not in done.stdout + done.stderr
+
+
 def test_json_logs_name_the_request_and_nothing_secret(var: Path) -> None:
     with serving(var, "--api-key", "k-secret", **FAKE, MLXCEL_LOG_FORMAT="json") as server:
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "t-secret"}, headers={"X-Api-Key": "k-secret"})
