@@ -75,9 +75,10 @@ class WorkerProcess:
                 start_new_session=True)
 
     def wait_ready(self, client: LaneClient, model: str | None = None, seconds: float = 60) -> float:
-        """Seconds from its start until it serves."""
+        """Seconds from its start until it serves, kept as `took`."""
         wait_until(lambda: self._ready(client, model), seconds, lambda: self.log.read_text("utf-8", "replace"))
-        return time.monotonic() - self.started
+        self.took = time.monotonic() - self.started
+        return self.took
 
     def _ready(self, client: LaneClient, model: str | None) -> bool:
         assert self.process.poll() is None, self.log.read_text("utf-8", "replace")

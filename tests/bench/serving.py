@@ -131,7 +131,7 @@ def main() -> None:
 
 def show(result: dict[str, Any], target: Path) -> None:
     latency, web = result["latency"], result["throughput"]
-    table = Table("figure", "value", "goal", title="serving", min_width=100)
+    table = Table("figure", "value", "goal", title="serving")
     table.add_row("one text, one caller, in this process, p50", f"{latency['local_p50_ms']:.2f} ms", "")
     table.add_row("the same over the lane, p50", f"{latency['lane_p50_ms']:.2f} ms", "")
     table.add_row("the lane itself: a model that takes no time, p50", f"{latency['lane_itself_p50_ms']:.2f} ms", "")
@@ -141,7 +141,7 @@ def show(result: dict[str, Any], target: Path) -> None:
         rate = f"{found['requests_per_s']:.0f} requests/s, p50 {found['p50_ms']:.1f} ms, p95 {found['p95_ms']:.1f} ms"
         table.add_row(f"web + lane + 3 ms model, {callers} callers", rate, ">= 600 requests/s" if callers == 32 else "")
     machine = result["machine"]
-    Console().print(table)
+    Console(width=120).print(table)
     print(f"{machine['cpus']} CPUs; load average {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after; "
           f"written to {target.relative_to(ROOT)}")
 
