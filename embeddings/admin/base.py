@@ -49,7 +49,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 class ReadOnlyAdmin(ModelAdmin[M]):
     """Rows are looked at, never typed in: vectors come from models, documents from `embed_corpus`."""
 
-    fields = ()
+    fields: tuple[str, ...] = ()
     actions_selection_counter = True
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
