@@ -80,7 +80,7 @@ def create(collection: Collection, sources: Sequence[str]) -> Job:
 
 def add(job: Job, records: Sequence[Record]) -> list[int]:
     """Chunks of these documents, sent to the workers. Raises Conflict where the job was cancelled meanwhile."""
-    return _add(job, [_pack(part) for part in _parts(records)])
+    return _add(job, _parts(records))
 
 
 def keep_open(job: Job, report: Report) -> None:
@@ -112,7 +112,7 @@ def retry(job: Job) -> int:
         count, _ = FailedDocument.objects.filter(pk__in=[row.pk for row in rows]).delete()
         Job.objects.filter(pk=job.pk).update(failed=F("failed") - count, state=Job.State.RUNNING, finished_at=None, error="")
     job.refresh_from_db()
-    _add(job, [_pack(part) for part in _parts(record for row in rows for record in _unpack(row.document))])
+    _add(job, _parts(record for row in rows for record in _unpack(row.document)))
     if not rows:
         settle()
     return len(rows)
@@ -144,7 +144,8 @@ def fail(job: Job, message: str) -> None:
 
 def take(chunk: int | None = None, job: Job | None = None) -> Lease | None:
     """A lease on `chunk`, or on any chunk that waits (of `job`). None: there is none, or someone else was faster."""
-    waiting = Chunk.objects.filter(state=Chunk.State.PENDING, job__state=Job.State.RUNNING)
+    # The chunk's own columns decide: a condition behind a join would not be looked at again when two wait for the same row.
+    waiting = Chunk.objects.filter(state=Chunk.State.PENDING, job__in=Job.objects.filter(state=Job.State.RUNNING))
     if job is not None:
         waiting = waiting.filter(job=job)
     while chunk is None:
@@ -169,6 +170,7 @@ def renew(lease: Lease) -> None:
 def give_back(lease: Lease, why: str = "") -> None:
     """In order, so that it does not count as a death. The chunk is sent again after a while; `why` is what its job waits for."""
     with transaction.atomic():
+        Job.objects.select_for_update().filter(pk=lease.job.pk).first()
         if _mine(lease).update(state=Chunk.State.PENDING, owner=None, lease_until=None, attempts=F("attempts") - 1, sent_at=Now()) and why:
             _running(lease.job).update(error=why)
 
@@ -204,10 +206,10 @@ def reap(*, idle: bool = False) -> None:
     Called by everyone who waits: it does not matter by how many, or when. `idle`: a worker that has nothing to do asks.
     """
     dead = Chunk.objects.filter(state=Chunk.State.RUNNING, lease_until__lt=Now())
-    for pk in list(dead.values_list("pk", flat=True)):
+    for pk, job in list(dead.values_list("pk", "job")):
         with transaction.atomic():
-            chunk = dead.filter(pk=pk).select_related("job").select_for_update(of=("self",)).first()
-            if chunk is not None:
+            Job.objects.select_for_update().filter(pk=job).first()
+            if (chunk := dead.filter(pk=pk).select_for_update().first()) is not None:
                 _bury(chunk)
     settle()
     send(idle=idle)
@@ -270,11 +272,11 @@ def chunks(job: Job) -> dict[str, int]:
 
 # --- within ---------------------------------------------------------------------------------------------------------------------------
 
-def _add(job: Job, packed: Iterable[tuple[bytes, int]]) -> list[int]:
+def _add(job: Job, parts: Iterable[list[Record]]) -> list[int]:
     with transaction.atomic():
         if not _running(job).select_for_update().exists():
             raise Conflict(f"Job {job.pk} was stopped by someone else", code="job_stopped")
-        keys = [row.pk for row in Chunk.objects.bulk_create(Chunk(job=job, documents=data, count=count) for data, count in packed)]
+        keys = [row.pk for row in Chunk.objects.bulk_create(Chunk(job=job, documents=_pack(part), count=len(part)) for part in parts)]
     _send(keys)
     return keys
 

@@ -14,7 +14,6 @@ from inference.errors import NotFound
 from tests import stored
 
 pytestmark = pytest.mark.django_db
-postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has it; run make test-postgres")
 RNG = np.random.default_rng(3)
 
 METADATA: dict[str, Any] = {"a": 1, "b": [True, None, 1.5, "ä\\\"\n"], "c": {"deep": {"x": -0.25}}, "big": 2 ** 70, "": ""}
@@ -79,7 +78,7 @@ def test_names_that_no_row_can_have_are_not_found(name: str) -> None:
     assert corpus.find(name) is None and corpus.held(collection, [name]) == {} and corpus.delete(collection, [name]) == 0
 
 
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="SQLite in memory takes one writer; on PostgreSQL: make test-postgres")
+@pytest.mark.usefixtures("several_writers")
 @pytest.mark.django_db(transaction=True)
 def test_passage_ids_grow_in_the_order_of_commits_with_several_writers() -> None:
     """A reader that has seen id n must never find a smaller one later."""
@@ -108,7 +107,7 @@ def test_passage_ids_grow_in_the_order_of_commits_with_several_writers() -> None
     assert seen == list(Passage.objects.order_by("pk").values_list("pk", flat=True)) and len(seen) == 150
 
 
-@postgresql
+@pytest.mark.usefixtures("postgresql")
 def test_vectors_are_kept_uncompressed_and_prefixes_are_indexed() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT attstorage FROM pg_attribute WHERE attrelid = 'embeddings_passage'::regclass AND attname = 'vector'")
@@ -118,7 +117,7 @@ def test_vectors_are_kept_uncompressed_and_prefixes_are_indexed() -> None:
     assert "varchar_pattern_ops" in prefix and "WHERE truncated" in truncated
 
 
-@postgresql
+@pytest.mark.usefixtures("postgresql")
 def test_an_upsert_leaves_no_temporary_table() -> None:
     corpus.upsert(stored.collection(), [stored.document("a", np.eye(8, dtype=np.float32)[0])])
     assert "embeddings_incoming" not in connection.introspection.table_names()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -19,8 +19,9 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     ordering = ["-pk"]
     sortable_by = ()
     actions = ["cancel"]
-    fields = ("collection", "state", "error", "sources", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
-              "passages", "tokens", "chunks", "created_at", "finished_at")
+    fields: ClassVar[tuple[str, ...]] = (
+        "collection", "state", "error", "sources", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
+        "passages", "tokens", "chunks", "created_at", "finished_at")
 
     @admin.display(description="job")
     def number(self, job: Job) -> int:
@@ -53,7 +54,7 @@ class FailedDocumentAdmin(ReadOnlyAdmin[FailedDocument]):
     search_help_text = "Beginning of an external id or of a place"
     ordering = ["-pk"]
     sortable_by = ()
-    fields = ("job", "position", "external_id", "message")
+    fields: ClassVar[tuple[str, ...]] = ("job", "position", "external_id", "message")
 
     def has_delete_permission(self, request: HttpRequest, obj: FailedDocument | None = None) -> bool:
         return False
