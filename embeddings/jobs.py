@@ -2,7 +2,7 @@
 
 A chunk belongs to whoever set its `owner`, for LEASE seconds at a time by the database's clock. Whoever loses a lease finds out before
 anything is stored, because the same transaction stores the vectors and marks the chunk done. A chunk whose owners keep dying is
-halved until the document that kills them stands alone and fails. Messages to workers only say "there is work": losing one costs time.
+halved until the document that kills them stands alone and fails; such a chunk runs alone in its process. Messages to workers only say "there is work": losing one costs time.
 
 Transactions lock in this order: collection, job, chunk.
 """
@@ -142,12 +142,22 @@ def fail(job: Job, message: str) -> None:
 
 # --- working --------------------------------------------------------------------------------------------------------------------------
 
-def take(chunk: int | None = None, job: Job | None = None) -> Lease | None:
-    """A lease on `chunk`, or on any chunk that waits (of `job`). None: there is none, or someone else was faster."""
+def suspect(chunk: int) -> bool:
+    """Whether a process died that had this chunk: it is to be alone in the next one, so that a death tells whose fault it was."""
+    return Chunk.objects.filter(pk=chunk, attempts__gt=0).exists()
+
+
+def take(chunk: int | None = None, job: Job | None = None, *, suspects: bool = True) -> Lease | None:
+    """A lease on `chunk`, or on any chunk that waits (of `job`). None: there is none, or someone else was faster.
+
+    `suspects`: False takes none; who takes one sees to it that the process does nothing else meanwhile.
+    """
     # The chunk's own columns decide: a condition behind a join would not be looked at again when two wait for the same row.
     waiting = Chunk.objects.filter(state=Chunk.State.PENDING, job__in=Job.objects.filter(state=Job.State.RUNNING))
     if job is not None:
         waiting = waiting.filter(job=job)
+    if not suspects:
+        waiting = waiting.filter(attempts=0)
     while chunk is None:
         if (first := waiting.order_by("pk").values_list("pk", flat=True).first()) is None:
             return None
@@ -244,7 +254,7 @@ def _bury(chunk: Chunk) -> None:
     records = _unpack(chunk.documents)
     Chunk.objects.filter(pk=chunk.pk).update(state=Chunk.State.DONE, owner=None, lease_until=None, documents=b"")
     if len(records) == 1:
-        said = f"the process that embedded it died {chunk.attempts} times"
+        said = f"the process that embedded it, and nothing else, died {chunk.attempts} times"
         _record(chunk.job, [Failure(records[0], said)])
         Job.objects.filter(pk=chunk.job_id).update(failed=F("failed") + 1)
         return

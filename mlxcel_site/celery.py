@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, signals
@@ -45,29 +47,48 @@ app.conf.update(
         "health_check_interval": 25, "global_keyprefix": "mlxcel:"},
 )
 
-_busy = 0
-_guard = threading.Lock()
 _stopping = threading.Event()
+
+
+class Room:
+    """Chunks work side by side, suspects (`jobs.suspect`) alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.inside = 0
+        self._alone = False
+        self._asking = 0
+
+    @contextmanager
+    def entered(self, alone: bool) -> Iterator[None]:
+        with self._changed:
+            self._asking += alone
+            self._changed.wait_for(lambda: not self.inside if alone else not (self._alone or self._asking))
+            self._asking -= alone
+            self._alone = alone
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.inside -= 1
+                self._alone = False
+                self._changed.notify_all()
+
+
+room = Room()
 
 
 @app.task(name="embed_chunk")  # type: ignore[untyped-decorator]
 def embed_chunk(chunk: int) -> None:
     """Embeds the chunk, unless it is done, someone else has it, or its job has ended."""
-    global _busy
     from embeddings import chunks, jobs
     from inference.client import get_client
 
-    lease = None if _stopping.is_set() else jobs.take(chunk)
-    if lease is None:
-        return
-    with _guard:
-        _busy += 1
-    try:
-        if chunks.run(lease, get_client()):
+    with room.entered(alone := jobs.suspect(chunk)):
+        lease = None if _stopping.is_set() else jobs.take(chunk, suspects=alone)
+        if lease is not None and chunks.run(lease, get_client()):
             logger.info("chunk %s of job %s: %s documents", chunk, lease.job.pk, len(lease.records))
-    finally:
-        with _guard:
-            _busy -= 1
 
 
 def send(chunks: list[int]) -> None:
@@ -88,7 +109,7 @@ def _reap() -> None:
 
     while not _stopping.wait(REAP_SECONDS):
         try:
-            jobs.reap(idle=_busy == 0)
+            jobs.reap(idle=not room.inside)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("the database is away: %s", str(error).strip().split("\n")[0])
         except Exception:

@@ -120,7 +120,7 @@ AUTH_PASSWORD_VALIDATORS = [
 # Bulk workers (mlxcel_site/celery.py). The function that tells them of chunks is loaded by name, so that apps need not know Celery.
 BULK_BROKER = env.str("MLXCEL_REDIS_URL", default="")
 BULK_SENDER = "mlxcel_site.celery.send" if BULK_BROKER else ""
-BULK_LEASE_SECONDS = env.float("MLXCEL_BULK_LEASE_SECS", default=60.0)
+BULK_LEASE_SECONDS = env.float("MLXCEL_BULK_LEASE_SECS", default=30.0)
 
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = "static/"

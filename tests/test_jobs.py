@@ -409,3 +409,11 @@ def test_who_may_only_look_may_not_cancel(client: Client) -> None:
 def test_records_survive_packing() -> None:
     record = Record("f:1", "ä\U0001f600", "x\n" * 1000, {"a": [1, None, {"b": 0.1}]})
     assert jobs._unpack(jobs._pack([record])) == [record]
+
+
+def test_a_chunk_that_someone_died_with_is_suspect_and_left_to_those_who_run_it_alone() -> None:
+    job = cut(16)
+    chunk = job.chunks.get().pk
+    assert not jobs.suspect(chunk) and jobs.take(chunk, suspects=False)
+    die(job)
+    assert jobs.suspect(chunk) and jobs.take(chunk, suspects=False) is None and jobs.take(chunk)
