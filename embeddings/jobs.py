@@ -1,8 +1,9 @@
 """Bulk jobs as they stand in the database: cut into chunks, leased, finished, taken up again. Knows no broker and no model.
 
-A chunk belongs to whoever set its `owner`, for LEASE seconds at a time by the database's clock. Whoever loses a lease finds out before
+A chunk belongs to whoever set its `owner`, for some seconds at a time by the database's clock. Whoever loses a lease finds out before
 anything is stored, because the same transaction stores the vectors and marks the chunk done. A chunk whose owners keep dying is
-halved until the document that kills them stands alone and fails; such a chunk runs alone in its process. Messages to workers only say "there is work": losing one costs time.
+halved until the document that kills them stands alone and fails; such a chunk runs alone in its process. Messages to workers only say
+"there is work": losing one costs time.
 
 Transactions lock in this order: collection, job, chunk.
 """

@@ -122,6 +122,10 @@ BULK_BROKER = env.str("MLXCEL_REDIS_URL", default="")
 BULK_SENDER = "mlxcel_site.celery.send" if BULK_BROKER else ""
 BULK_LEASE_SECONDS = env.float("MLXCEL_BULK_LEASE_SECS", default=30.0)
 
+# How single vectors are searched on PostgreSQL: auto builds pgvector's graph for collections of INDEX_FROM passages, exact never.
+INDEX = env.str("MLXCEL_INDEX", default="auto")
+INDEX_FROM = env.int("MLXCEL_INDEX_FROM", default=200_000)
+
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = "static/"
 STATIC_ROOT = env.str("DJANGO_STATIC_ROOT", default="") or None

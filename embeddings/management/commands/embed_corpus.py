@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError
 from embeddings import corpus, jobs, sources, spaces
 from embeddings.bulk import Bulk, Report
 from embeddings.following import WORKER, Cutting, Following
+from embeddings.index import get_index
 from embeddings.management.corpus_command import (
     FAILED,
     INTERRUPTED,
@@ -239,6 +240,8 @@ class Command(CorpusCommand):
             code = FAILED
         if code in (0, FAILED) and not report.stored:
             code = NOTHING
+        if report.embedded and not o["dry_run"] and not stopped:
+            get_index().ensure(collection)
         self._summary(collection, report, code, stopped, o, job)
         if stopped and code != INTERRUPTED:
             raise CommandError(stopped, returncode=code)
