@@ -65,50 +65,14 @@ class Watcher(Protocol):
         """A transaction begins or has ended. May raise, after it has ended, to stop the run."""
 
 
-class Bulk:
-    """One run over one collection. `ids`: all that the source holds and the collection may keep."""
+class Sifting:
+    """Leaves out what a collection holds already. `ids`: all that the source holds and the collection may keep."""
 
-    def __init__(
-            self, collection: Collection, client: InferenceClient, spec: ModelSpec, watcher: Watcher, *, dry_run: bool = False) -> None:
+    def __init__(self, collection: Collection, watcher: Watcher, *, dry_run: bool = False) -> None:
         self.collection, self.watcher, self.dry_run = collection, watcher, dry_run
-        self.client, self.spec = client, spec
         self.report = Report()
         self.ids: set[str] = set()
         self._started = time.monotonic()
-
-    def run(self, records: Iterable[Record | Problem]) -> Report:
-        """Raises what the database or the model raises; everything reported as embedded is stored by then."""
-        self._started = time.monotonic()
-        with _Encoders(self.collection, self.client, self.spec) as encoders:
-            waiting: deque[Record] = deque()
-            for changed in self._changed(records):
-                waiting += changed
-                while len(waiting) >= encoders.size:
-                    self._feed(encoders, waiting)
-            while waiting:
-                self._feed(encoders, waiting)
-            while encoders.busy:
-                self._store(encoders.take())
-        self._tick()
-        return self.report
-
-    def _feed(self, encoders: _Encoders, waiting: deque[Record]) -> None:
-        encoders.submit([waiting.popleft() for _ in range(min(encoders.size, len(waiting)))])
-        if encoders.busy >= IN_FLIGHT:
-            self._store(encoders.take())
-
-    def _store(self, encoded: Sequence[NewDocument | Failure]) -> None:
-        documents = [result for result in encoded if isinstance(result, NewDocument)]
-        with self._writing():
-            corpus.upsert(self.collection, documents)
-        self.report.embedded += len(documents)
-        self.report.truncated += sum(document.truncated for document in documents)
-        self.report.passages += sum(len(document.passages) for document in documents)
-        self.report.tokens += sum(passage.tokens for document in documents for passage in document.passages)
-        for failure in encoded:
-            if isinstance(failure, Failure):
-                self._failed(Problem(failure.record.position, f"document {failure.record.id!r}: {failure.message}", failure.record.id))
-        self._tick()
 
     def _changed(self, records: Iterable[Record | Problem]) -> Iterator[list[Record]]:
         """Documents that are not stored as they are, in order, a look-up's worth at a time."""
@@ -178,6 +142,49 @@ class Bulk:
     def _tick(self) -> None:
         self.report.seconds = time.monotonic() - self._started
         self.watcher.progress(self.report)
+
+
+class Bulk(Sifting):
+    """One run over one collection, with the model at hand."""
+
+    def __init__(
+            self, collection: Collection, client: InferenceClient, spec: ModelSpec, watcher: Watcher, *, dry_run: bool = False) -> None:
+        super().__init__(collection, watcher, dry_run=dry_run)
+        self.client, self.spec = client, spec
+
+    def run(self, records: Iterable[Record | Problem]) -> Report:
+        """Raises what the database or the model raises; everything reported as embedded is stored by then."""
+        self._started = time.monotonic()
+        with _Encoders(self.collection, self.client, self.spec) as encoders:
+            waiting: deque[Record] = deque()
+            for changed in self._changed(records):
+                waiting += changed
+                while len(waiting) >= encoders.size:
+                    self._feed(encoders, waiting)
+            while waiting:
+                self._feed(encoders, waiting)
+            while encoders.busy:
+                self._store(encoders.take())
+        self._tick()
+        return self.report
+
+    def _feed(self, encoders: _Encoders, waiting: deque[Record]) -> None:
+        encoders.submit([waiting.popleft() for _ in range(min(encoders.size, len(waiting)))])
+        if encoders.busy >= IN_FLIGHT:
+            self._store(encoders.take())
+
+    def _store(self, encoded: Sequence[NewDocument | Failure]) -> None:
+        documents = [result for result in encoded if isinstance(result, NewDocument)]
+        with self._writing():
+            corpus.upsert(self.collection, documents)
+        self.report.embedded += len(documents)
+        self.report.truncated += sum(document.truncated for document in documents)
+        self.report.passages += sum(len(document.passages) for document in documents)
+        self.report.tokens += sum(passage.tokens for document in documents for passage in document.passages)
+        for failure in encoded:
+            if isinstance(failure, Failure):
+                self._failed(Problem(failure.record.position, f"document {failure.record.id!r}: {failure.message}", failure.record.id))
+        self._tick()
 
 
 class _Encoders:

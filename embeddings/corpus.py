@@ -6,23 +6,25 @@ extended by "id greater than".
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.models import F
 from django.utils import timezone
 from numpy.typing import NDArray
 
 from inference.errors import Conflict, InvalidRequest, NotFound
 
-from . import spaces, vectors
+from . import copying, spaces, storable, vectors
 from .models import Collection, Document, Passage, VectorSpace
 
 T = TypeVar("T")
+
+Encoded = Mapping[str, Sequence[vectors.Stored]]      # by external id, in the order of the passages
 
 IN_LIST = 500        # ids looked up by one query
 
@@ -66,14 +68,13 @@ def split_name(collection: Collection) -> str:
 
 
 def get(name: str) -> Collection:
-    try:
-        return Collection.objects.select_related("space").get(name=name)
-    except Collection.DoesNotExist:
-        raise NotFound(f"There is no collection {name!r}", code="collection_not_found") from None
+    if (collection := find(name)) is None:
+        raise NotFound(f"There is no collection {name!r}", code="collection_not_found")
+    return collection
 
 
 def find(name: str) -> Collection | None:
-    return Collection.objects.select_related("space").filter(name=name).first()
+    return None if storable.UNSTORABLE.search(name) else Collection.objects.select_related("space").filter(name=name).first()
 
 
 def create(name: str, space: VectorSpace, **options: Any) -> Collection:
@@ -96,7 +97,7 @@ def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]
     rows: dict[str, Held] = {}
     if collection.pk is None:
         return rows
-    for ids in _batches(external_ids, IN_LIST):
+    for ids in _batches(_storable(external_ids), IN_LIST):
         for external_id, *rest in Document.objects.filter(collection=collection, external_id__in=ids).values_list(
                 "external_id", "pk", "content_hash", "split", "metadata"):
             rows[external_id] = Held(*rest)
@@ -121,22 +122,36 @@ def upsert(collection: Collection, documents: Sequence[NewDocument]) -> int:
         changed = [d for d in documents if _differs(stored.get(d.external_id), hashes[d.external_id], split, d.metadata)]
         if not changed:
             return 0
-        now = timezone.now()
         replaced = [stored[d.external_id].pk for d in changed if d.external_id in stored]
         removed = _delete_passages(replaced)
-        rows = Document.objects.bulk_create(
-            [Document(
-                collection=collection, external_id=d.external_id, text=d.text, metadata=d.metadata, content_hash=hashes[d.external_id],
-                split=split, tokens=sum(p.tokens for p in d.passages), truncated=d.truncated, updated_at=now) for d in changed],
-            update_conflicts=True, unique_fields=["collection", "external_id"],
-            update_fields=["text", "metadata", "content_hash", "split", "tokens", "truncated", "updated_at"])
-        Passage.objects.bulk_create([
-            Passage(collection=collection, document=row, space=space, part=part, start=p.start, end=p.end, tokens=p.tokens,
-                    rows=v.rows, dims=v.dims, dtype=v.dtype, vector=v.data)
-            for row, d in zip(rows, changed, strict=True)
-            for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))])
+        insert = _copy if connections[DEFAULT_DB_ALIAS].vendor == "postgresql" else _create
+        insert(collection, split, changed, hashes, encoded)
         _bump(collection, removed)
     return len(changed)
+
+
+def _create(collection: Collection, split: str, documents: Sequence[NewDocument], hashes: Mapping[str, str], encoded: Encoded) -> None:
+    now = timezone.now()
+    rows = Document.objects.bulk_create(
+        [Document(
+            collection=collection, external_id=d.external_id, text=d.text, metadata=d.metadata, content_hash=hashes[d.external_id],
+            split=split, tokens=sum(p.tokens for p in d.passages), truncated=d.truncated, updated_at=now) for d in documents],
+        update_conflicts=True, unique_fields=["collection", "external_id"],
+        update_fields=["text", "metadata", "content_hash", "split", "tokens", "truncated", "updated_at"])
+    Passage.objects.bulk_create([
+        Passage(collection=collection, document=row, space=collection.space, part=part, start=p.start, end=p.end, tokens=p.tokens,
+                rows=v.rows, dims=v.dims, dtype=v.dtype, vector=v.data)
+        for row, d in zip(rows, documents, strict=True)
+        for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))])
+
+
+def _copy(collection: Collection, split: str, documents: Sequence[NewDocument], hashes: Mapping[str, str], encoded: Encoded) -> None:
+    keys = copying.documents(collection.pk, split, timezone.now(), [
+        (d.external_id, d.text, d.metadata, hashes[d.external_id], sum(p.tokens for p in d.passages), d.truncated) for d in documents],
+        DEFAULT_DB_ALIAS)
+    copying.passages(collection.pk, collection.space_id, (
+        (keys[d.external_id], part, p.start, p.end, p.tokens, v.rows, v.dims, v.dtype, v.data)
+        for d in documents for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))), DEFAULT_DB_ALIAS)
 
 
 def relabel(collection: Collection, metadata: dict[str, dict[str, Any]]) -> int:
@@ -156,7 +171,7 @@ def relabel(collection: Collection, metadata: dict[str, dict[str, Any]]) -> int:
 def delete(collection: Collection, external_ids: Iterable[str]) -> int:
     """Removes documents with their passages. Returns how many there were."""
     count = 0
-    for ids in _batches(external_ids, IN_LIST):
+    for ids in _batches(_storable(external_ids), IN_LIST):
         with transaction.atomic():
             _lock(collection)
             rows = Document.objects.filter(collection=collection, external_id__in=ids)
@@ -179,8 +194,13 @@ def drop(collection: Collection) -> int:
         space = collection.space
         collection.delete()
         if not space.collections.exists():
-            space.delete()
+            VectorSpace.objects.filter(pk=space.pk)._raw_delete(using=DEFAULT_DB_ALIAS)      # its passages went with the collection
     return count
+
+
+def _storable(ids: Iterable[str]) -> Iterator[str]:
+    """Without those that no row can have, and that PostgreSQL refuses to look for."""
+    return (id for id in ids if not storable.UNSTORABLE.search(id))
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.client import InferenceClient
-from inference.errors import Busy, InferenceFailed, InvalidRequest, TimedOut, TooLarge
+from inference.errors import Busy, InferenceFailed, InvalidRequest, ServiceError, TimedOut, TooLarge
 from inference.wire import EmbedJob, ModelSpec, Span
 
 from .corpus import NewDocument, NewPassage
@@ -55,10 +55,21 @@ class Encoder:
         try:
             return self._encode(records)
         except (InferenceFailed, InvalidRequest, TooLarge, TimedOut) as error:
+            if isinstance(error, InvalidRequest) and error.param == "model":      # nobody serves it any more: no document's fault
+                raise
             if len(records) == 1:
-                return [Failure(records[0], str(error))]
+                return self._alone(records[0], error)
             half = len(records) // 2
             return self.encode(records[:half]) + self.encode(records[half:])
+
+    def _alone(self, record: Record, error: ServiceError) -> list[NewDocument | Failure]:
+        """Once more where the model's process died under the document: it may have been another one's, or a restart."""
+        if isinstance(error, InferenceFailed):
+            try:
+                return self._encode([record])
+            except (InferenceFailed, TimedOut) as again:
+                error = again
+        return [Failure(record, str(error))]
 
     def _encode(self, records: Sequence[Record]) -> list[NewDocument | Failure]:
         spans = self._spans([record.text for record in records])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from django.conf import settings
+from django.db import connection
 from django.db.models import Sum
 from numpy.typing import NDArray
 
@@ -45,16 +46,27 @@ class Stats:
     unindexed: int            # read from the database
 
 
+class Answers(list[list[Scored]]):
+    """By query its best documents. `exact`: every passage was compared."""
+
+    def __init__(self, answers: Iterable[list[Scored]] = (), *, exact: bool) -> None:
+        super().__init__(answers)
+        self.exact = exact
+
+
 class VectorIndex(Protocol):
     """`search` and `nearest` answer from what is committed when they are called. Every method may be called from any thread."""
 
     capabilities: frozenset[Capability]
 
     def search(self, collection: Collection, queries: list[NDArray[Any]], limit: int, *,
-               documents: Ints | None = None, without: int | None = None) -> list[list[Scored]]:
+               documents: Ints | None = None, without: int | None = None) -> Answers:
         """By query ([Q, D] f32) its best documents. `documents`: only these ids, ascending. `without`: a passage left out."""
 
     def stats(self, collection: Collection) -> Stats: ...
+    def ensure(self, collection: Collection) -> bool:
+        """After a large write: makes what makes searches fast and is not made by searches themselves. False: nothing is."""
+
     def rebuild(self, collection: Collection) -> None: ...
     def drop(self, collection: Collection) -> None: ...
 
@@ -85,10 +97,10 @@ class ExactIndex:
         self._guard = Lock()
 
     def search(self, collection: Collection, queries: list[NDArray[Any]], limit: int, *,
-               documents: Ints | None = None, without: int | None = None) -> list[list[Scored]]:
+               documents: Ints | None = None, without: int | None = None) -> Answers:
         view = self.view(collection)
         masks, metric = view.masks_for(documents, without), metric_of(collection)
-        return [best(view, masks, metric, query, limit) for query in queries]
+        return Answers((best(view, masks, metric, query, limit) for query in queries), exact=True)
 
     def view(self, collection: Collection) -> View:
         """All living passages, as committed now."""
@@ -103,6 +115,9 @@ class ExactIndex:
         stored = sum(len(block) for block in state.files)
         size = sum(path.stat().st_size for path in self.folder(collection).rglob("*") if path.is_file())
         return Stats(alive, stored + len(state.tail) - alive, len(state.files), size, len(state.tail))
+
+    def ensure(self, collection: Collection) -> bool:
+        return False
 
     def rebuild(self, collection: Collection) -> None:
         self.drop(collection)
@@ -185,7 +200,7 @@ class ExactIndex:
             written = self._write(collection, state, rows, everything=False)
             if written is not None:
                 return written
-        fresh = list(_rows(collection, last, state.manifest.dims, state.manifest.dtype))
+        fresh = list(passages_after(collection, last, state.manifest.dims, state.manifest.dtype))
         if fresh:
             mask = state.masks[-1]
             state.tail = join([state.tail, *fresh])
@@ -208,7 +223,7 @@ class ExactIndex:
                 try:
                     for block, mask in zip([*state.files[kept:], state.tail], state.masks[kept:], strict=True):
                         writer.copy(block, mask)
-                    for block in _rows(collection, _last(state), manifest.dims, manifest.dtype):
+                    for block in passages_after(collection, _last(state), manifest.dims, manifest.dtype):
                         writer.add(block)
                     info = writer.finish()
                     clean = all(mask is None for mask in state.masks[:kept])
@@ -270,20 +285,20 @@ def join(blocks: list[Block]) -> Block:
         [b.vectors for b in blocks], offsets, [b.ids for b in blocks], [b.documents for b in blocks], [b.norms for b in blocks])))
 
 
-def _rows(collection: Collection, after: int, dims: int, dtype: str) -> Iterator[Block]:
+def passages_after(collection: Collection, after: int, dims: int, dtype: str) -> Iterator[Block]:
     """Stored passages with larger ids than `after`, ascending."""
     query = Passage.objects.filter(collection=collection, id__gt=after).order_by("id")
     batch: list[tuple[int, int, int, str, vectors.Buffer]] = []
     for row in query.values_list("id", "document_id", "rows", "dtype", "vector").iterator(chunk_size=READ_ROWS):
         batch.append(row)
         if len(batch) == READ_ROWS:
-            yield _block(batch, dims, dtype)
+            yield block_of(batch, dims, dtype)
             batch = []
     if batch:
-        yield _block(batch, dims, dtype)
+        yield block_of(batch, dims, dtype)
 
 
-def _block(batch: list[tuple[int, int, int, str, vectors.Buffer]], dims: int, dtype: str) -> Block:
+def block_of(batch: list[tuple[int, int, int, str, vectors.Buffer]], dims: int, dtype: str) -> Block:
     ids, documents, counts, dtypes, data = zip(*batch, strict=True)
     rows = np.array(counts, np.int64)
     matrix = vectors.decode_many(data, rows, dims, dtypes, dtype)
@@ -293,10 +308,14 @@ def _block(batch: list[tuple[int, int, int, str, vectors.Buffer]], dims: int, dt
 
 
 @lru_cache(maxsize=8)
-def _index_at(root: Path) -> ExactIndex:
-    return ExactIndex(root)
+def _index_at(root: Path, vendor: str) -> VectorIndex:
+    exact = ExactIndex(root)
+    if settings.INDEX == "exact" or vendor != "postgresql":
+        return exact
+    from .pgvector import PgVectorIndex  # needs psycopg
+    return PgVectorIndex(exact)
 
 
 def get_index() -> VectorIndex:
-    """The process's index, over the files in the site's data directory."""
-    return _index_at(Path(settings.VAR_DIR) / "index")
+    """The process's index: exact over files in the data directory, on PostgreSQL with pgvector's graphs where they were built."""
+    return _index_at(Path(settings.VAR_DIR) / "index", connection.vendor)

@@ -1,4 +1,4 @@
-"""Collections, their documents and the vectors of their passages. Rows are the truth; search files are derived from them."""
+"""Collections, their documents and the vectors of their passages; jobs that make them. Rows are the truth; search files are derived."""
 from __future__ import annotations
 
 import uuid
@@ -64,6 +64,7 @@ class Document(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["collection", "external_id"], name="one_document_per_external_id")]
+        indexes = [models.Index(fields=["collection", "id"], name="truncated_documents", condition=models.Q(truncated=True))]
 
     def __str__(self) -> str:
         return self.external_id
@@ -77,9 +78,10 @@ class Passage(models.Model):
     Rows are never updated in place: a new vector is a new row with a larger id, which is what search files are extended by.
     """
 
-    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="passages", db_index=False)
+    # The document's own references keep these two right; checking all three for every row halves the rate at which rows go in.
+    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="passages", db_index=False, db_constraint=False)
     document = models.ForeignKey(Document, on_delete=models.CASCADE, related_name="passages", db_index=False)
-    space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="passages")
+    space = models.ForeignKey(VectorSpace, on_delete=models.PROTECT, related_name="passages", db_index=False, db_constraint=False)
     part = models.PositiveIntegerField(default=0, help_text="0, 1, 2 ... within the document")
     start = models.PositiveIntegerField(default=0, help_text="first character")
     end = models.PositiveIntegerField(help_text="one past the last character")
@@ -95,3 +97,75 @@ class Passage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.document_id}#{self.part}"
+
+
+class Job(models.Model):
+    """Documents to embed into a collection by bulk workers: cut into chunks, each done by whoever leases it. Counts are of documents."""
+
+    class State(models.TextChoices):
+        RUNNING = "running"
+        COMPLETED = "completed"
+        COMPLETED_WITH_ERRORS = "completed_with_errors"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="jobs")
+    state = models.CharField(max_length=24, choices=State, default=State.RUNNING, db_index=True)
+    sources = models.JSONField(default=list, help_text="where its documents come from, as the command was told")
+    error = models.TextField(blank=True, help_text="why it stopped, or what it waits for")
+    reading_until = models.DateTimeField(null=True, help_text="the command still adds chunks, and renews this; empty: all are there")
+    read = models.PositiveBigIntegerField(default=0)
+    unchanged = models.PositiveBigIntegerField(default=0)
+    relabelled = models.PositiveBigIntegerField(default=0, help_text="only the metadata had changed")
+    blank = models.PositiveBigIntegerField(default=0, help_text="without visible text, skipped")
+    embedded = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0, help_text="lines that cannot be read included")
+    truncated = models.PositiveBigIntegerField(default=0)
+    passages = models.PositiveBigIntegerField(default=0)
+    tokens = models.PositiveBigIntegerField(default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(state__in=["running", "completed", "completed_with_errors", "failed",
+                                                                             "cancelled"]), name="a_job_is_in_a_known_state")]
+
+    def __str__(self) -> str:
+        return f"job {self.pk}"
+
+
+class Chunk(models.Model):
+    """Documents of a job that are embedded together and stored in one transaction. It is whose `owner` is set, until `lease_until`."""
+
+    class State(models.TextChoices):
+        PENDING = "pending"
+        RUNNING = "running"
+        DONE = "done"
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="chunks", db_index=False)
+    state = models.CharField(max_length=8, choices=State, default=State.PENDING)
+    documents = models.BinaryField(help_text="position, id, text and metadata of each; emptied when it is done")
+    count = models.PositiveIntegerField()
+    attempts = models.PositiveIntegerField(default=0, help_text="leases taken; those given back in order do not count")
+    owner = models.UUIDField(null=True)
+    lease_until = models.DateTimeField(null=True)
+    sent_at = models.DateTimeField(null=True, help_text="when its id was last sent to the bulk workers")
+
+    class Meta:
+        indexes = [models.Index(fields=["job", "state", "id"], name="chunks_by_state")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.pk}"
+
+
+class FailedDocument(models.Model):
+    """A document of a job that could not be embedded, or a line that could not be read, and why."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="failures")
+    position = models.CharField(max_length=1200, help_text="file:line")
+    external_id = models.CharField(max_length=512, blank=True, help_text="empty where the line did not tell it")
+    message = models.TextField()
+    document = models.BinaryField(help_text="as in a chunk, to try it again; empty for a line that could not be read")
+
+    def __str__(self) -> str:
+        return f"{self.position}: {self.message}"

@@ -10,11 +10,15 @@ from rest_framework.response import Response
 from inference import answers
 from inference.wire import EmbedResult
 
-from .models import Collection
+from . import jobs
+from .models import Collection, Job
 from .parsing import EmbedRequest
 
 if TYPE_CHECKING:
     from .search import SearchResult
+
+
+SHOWN_FAILURES = 100
 
 
 def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
@@ -62,6 +66,26 @@ def render_collection(collection: Collection) -> dict[str, Any]:
         "multi_vector": space.multi_vector, "fingerprint": space.fingerprint, "document_prompt": space.document_prompt,
         "query_prompt": collection.query_prompt, "split_tokens": collection.split_tokens, "split_overlap": collection.split_overlap,
     }
+
+
+def render_job(job: Job) -> dict[str, Any]:
+    """Counts of documents; times in UTC, ISO 8601."""
+    return {
+        "id": job.pk, "object": "job", "collection": job.collection.name, "state": job.state, "sources": job.sources,
+        "error": job.error or None, "created_at": job.created_at.isoformat(),
+        "finished_at": job.finished_at.isoformat() if job.finished_at else None,
+        "documents": {name: getattr(job, name) for name in ("read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated")},
+        "passages": job.passages, "tokens": job.tokens}
+
+
+def render_job_in_full(job: Job) -> dict[str, Any]:
+    """With its chunks and its first failures."""
+    counts = jobs.chunks(job)
+    body = render_job(job)
+    body["documents"]["waiting"] = counts.pop("waiting")
+    failures = job.failures.order_by("pk").values_list("external_id", "position", "message")[:SHOWN_FAILURES]
+    return {**body, "reading": job.reading_until is not None, "chunks": counts,
+            "failures": [{"id": id or None, "position": position, "message": message} for id, position, message in failures]}
 
 
 def render_hits(collection: Collection, result: SearchResult, *, include_text: bool) -> Response:

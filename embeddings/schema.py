@@ -109,6 +109,22 @@ SCHEMAS: dict[str, Any] = {
             "start": {**INTEGER, "description": "Its first character."}, "end": {**INTEGER, "description": "One past its last character."},
             "text": STRING, "metadata": _object({}, additionalProperties=True)}, "id score part start end metadata")),
         "usage": _ref("Usage")}, "object collection model exact data usage"),
+    "Job": _object({
+        "id": INTEGER, "object": {"const": "job"}, "collection": STRING,
+        "state": {"type": "string", "enum": ["running", "completed", "completed_with_errors", "failed", "cancelled"]},
+        "sources": _list(STRING), "error": {"type": ["string", "null"], "description": "Why it stopped, or what it waits for."},
+        "created_at": {**STRING, "format": "date-time"}, "finished_at": {"type": ["string", "null"], "format": "date-time"},
+        "documents": _object(dict.fromkeys(
+            ("read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated", "waiting"), INTEGER), "read embedded failed"),
+        "passages": INTEGER, "tokens": INTEGER,
+        "reading": {**BOOLEAN, "description": "The command still reads the sources; this and what follows with one job only."},
+        "chunks": _object(dict.fromkeys(("pending", "running", "done"), INTEGER)),
+        "failures": _list(_object({
+            "id": {"type": ["string", "null"], "description": "The document's own id, where it could be read."},
+            "position": {**STRING, "description": "`file:line`"}, "message": STRING}, "id position message"),
+            description="The first hundred."),
+    }, "id object collection state documents"),
+    "JobList": _object({"object": {"const": "list"}, "data": _list(_ref("Job"))}, "object data"),
 }
 
 NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, description="Name of a collection.")
@@ -162,3 +178,9 @@ search_collection = extend_schema(
         _request("Judged once more by a reranker", {"query": "how do plants make sugar", "limit": 3, "rerank": True, "candidates": 50}),
         _request("Among some documents only", {"query": "how do plants make sugar", "filter": {"topic": "biology"}}),
     ])
+JOB = OpenApiParameter("job", int, OpenApiParameter.PATH, description="Number of a job.")
+list_jobs = extend_schema(
+    operation_id="listJobs", summary="List the newest bulk jobs", tags=["Collections"], responses={200: _ref("JobList")})
+retrieve_job = extend_schema(
+    operation_id="retrieveJob", summary="One bulk job, with its chunks and failures", tags=["Collections"], parameters=[JOB],
+    responses={200: _ref("Job")}, extensions={"x-errors": [404]})

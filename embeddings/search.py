@@ -68,8 +68,8 @@ def search(collection: Collection, query: str, *, client: InferenceClient, limit
     (vector,), tokens = embed_queries(collection, [query], client)
     index = get_index()
     documents = None if not filter else filters.matching(collection, _generation(collection), filter)
-    (found,) = index.search(collection, [vector], retrieved, documents=documents)
-    exact = "exact" in index.capabilities
+    answers = index.search(collection, [vector], retrieved, documents=documents)
+    found, exact = answers[0], answers.exact
     if reranker is None:
         return SearchResult(_hits(found, include_text), exact, tokens)
     hits, seen = _reranked(query, _hits(found, include_text=True), client, reranker)

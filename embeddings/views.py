@@ -8,10 +8,10 @@ from rest_framework.views import APIView
 
 from inference.client import get_client
 
-from . import corpus, schema
+from . import corpus, jobs, schema
 from .models import Collection
 from .parsing import parse_embed, parse_native, parse_search
-from .rendering import render_collection, render_embeddings, render_hits, render_native
+from .rendering import render_collection, render_embeddings, render_hits, render_job, render_job_in_full, render_native
 from .search import search
 
 
@@ -54,3 +54,15 @@ class Search(APIView):
         result = search(collection, wanted.query, client=get_client(), limit=wanted.limit, filter=wanted.filter,
                         include_text=wanted.include_text, rerank=wanted.rerank, candidates=wanted.candidates)
         return render_hits(collection, result, include_text=wanted.include_text)
+
+
+class Jobs(APIView):
+    @schema.list_jobs
+    def get(self, request: Request) -> Response:
+        return Response({"object": "list", "data": [render_job(job) for job in jobs.newest(100)]})
+
+
+class OneJob(APIView):
+    @schema.retrieve_job
+    def get(self, request: Request, job: str) -> Response:
+        return Response(render_job_in_full(jobs.get(job)))

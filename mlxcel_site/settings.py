@@ -110,10 +110,21 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+else:
+    DATABASES["default"] |= {"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}      # a server that was restarted costs no request
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")]
+
+# Bulk workers (mlxcel_site/celery.py). The function that tells them of chunks is loaded by name, so that apps need not know Celery.
+BULK_BROKER = env.str("MLXCEL_REDIS_URL", default="")
+BULK_SENDER = "mlxcel_site.celery.send" if BULK_BROKER else ""
+BULK_LEASE_SECONDS = env.float("MLXCEL_BULK_LEASE_SECS", default=30.0)
+
+# How single vectors are searched on PostgreSQL: auto builds pgvector's graph for collections of INDEX_FROM passages, exact never.
+INDEX = env.str("MLXCEL_INDEX", default="auto")
+INDEX_FROM = env.int("MLXCEL_INDEX_FROM", default=200_000)
 
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = f"{API_PREFIX}/static/"

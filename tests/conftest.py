@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from inference.client import get_client
 from tests.fakes import FakeClient
@@ -56,3 +57,15 @@ def broker(redis_process: RedisServer) -> RedisServer:
     """A Redis server of the tests' own, empty."""
     redis_process.redis.flushall()
     return redis_process
+
+
+@pytest.fixture
+def several_writers() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite in memory takes one writer; make test-postgres runs this")
+
+
+@pytest.fixture
+def postgresql() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL has it; make test-postgres runs this")

@@ -10,7 +10,7 @@ import tempfile
 _home = tempfile.TemporaryDirectory(prefix="mlxcel-tests-", ignore_cleanup_errors=True)
 atexit.register(_home.cleanup)
 
-KEPT = {"MLXCEL_TEST_DATA", "MLXCEL_MODELS_DIR"}      # where data and weights for tests lie
+KEPT = {"MLXCEL_TEST_DATA", "MLXCEL_MODELS_DIR", "MLXCEL_TEST_DATABASE_URL", "MLXCEL_TEST_POSTGRES"}      # where what tests need lies
 for name in [n for n in os.environ if n.startswith(("MLXCEL_", "DJANGO_")) or n == "DATABASE_URL"]:
     if name not in KEPT:
         del os.environ[name]
@@ -22,5 +22,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+if _database := os.environ.get("MLXCEL_TEST_DATABASE_URL"):      # tests.postgres
+    os.environ["DATABASE_URL"] = _database
 
 from mlxcel_site.settings import *  # noqa: E402, F403

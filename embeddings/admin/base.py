@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from django.contrib import admin
 from django.core.paginator import Paginator
@@ -49,7 +49,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 class ReadOnlyAdmin(ModelAdmin[M]):
     """Rows are looked at, never typed in: vectors come from models, documents from `embed_corpus`."""
 
-    fields = ()
+    fields: ClassVar[tuple[str, ...]] = ()
     actions_selection_counter = True
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER

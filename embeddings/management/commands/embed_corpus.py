@@ -4,15 +4,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import IO, Any, cast
 
+from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from embeddings import corpus, sources, spaces
+from embeddings import corpus, jobs, sources, spaces
 from embeddings.bulk import Bulk, Report
+from embeddings.following import WORKER, Cutting, Following
+from embeddings.index import get_index
 from embeddings.management.corpus_command import (
     FAILED,
     INTERRUPTED,
@@ -24,10 +27,11 @@ from embeddings.management.corpus_command import (
     described,
     model_of,
     refused,
+    serving,
     settings_for,
     source_of,
 )
-from embeddings.models import Collection
+from embeddings.models import Collection, Job
 from embeddings.progress import Interruptible, duration
 from inference.errors import Conflict, ServiceError
 from inference.wire import ModelSpec
@@ -74,8 +78,8 @@ class Command(CorpusCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("collection")
-        add("source", nargs="+", metavar="SOURCE", help=".jsonl, .csv, .tsv (also .gz), .parquet, .txt, .md, a directory of .txt and .md "
+        add("collection", nargs="?")
+        add("source", nargs="*", metavar="SOURCE", help=".jsonl, .csv, .tsv (also .gz), .parquet, .txt, .md, a directory of .txt and .md "
             "files (ids are their paths in it), or - for JSONL on standard input")
         add("--model", help="* directory or name of the embedding model; default: MLXCEL_EMBEDDING_MODEL")
         add("--dimensions", type=_positive, metavar="N", help="* keep the first N components of each vector")
@@ -91,19 +95,30 @@ class Command(CorpusCommand):
         add("--limit", type=_positive, metavar="N", help="stop after the first N documents")
         add("--dry-run", action="store_true", help="read and compare everything, embed and store nothing")
         add("--prune", action="store_true", help="remove documents that the sources do not hold any more")
+        add("--workers", choices=["local", "celery"], default="local",
+            help="celery: cut the documents into chunks for bulk workers and wait for them "
+            f" ({WORKER}); default: embed in this process")
+        add("--resume", metavar="JOB", help="go on with a job that was cancelled or failed, or wait for one that runs")
+        add("--retry-failed", metavar="JOB", help="try the failed documents of a job again")
         add("--backend", choices=["auto", "mlx", "host"])
         add("--json", action="store_true", help="the summary as JSON on standard output")
 
     def handle(self, *args: Any, **o: Any) -> None:
+        if o["workers"] == "celery" and not settings.BULK_SENDER:
+            raise CommandError("--workers celery needs a broker: set MLXCEL_REDIS_URL, here and for the workers", returncode=USAGE)
+        if o["resume"] or o["retry_failed"]:
+            return self._again(o)
+        if not o["collection"] or not o["source"]:
+            raise CommandError("expected a COLLECTION and at least one SOURCE, or --resume JOB, or --retry-failed JOB", returncode=USAGE)
         if o["prune"] and o["limit"]:
             raise CommandError("--prune needs the whole of the sources; it cannot be used with --limit", returncode=USAGE)
         total = sources.total(o["source"])
         found = corpus.find(o["collection"])
         model = source_of(o["model"]) if o["model"] else model_of(found) if found else None
-        settings = settings_for(model, o["backend"], o["batch_tokens"])
-        with connected(settings) as client:
+        used = settings_for(model, o["backend"], o["batch_tokens"])
+        with connected(used) as client:
             spec = described(client, model)
-            collection = self._collection(found, spec, model or next(iter(settings.embedding_models), ""), o)
+            collection = self._collection(found, spec, model or next(iter(used.embedding_models), ""), o)
             self._say(f"Collection {collection.name}: {_described(collection)}")
             records: Iterable[sources.Record | sources.Problem] = sources.documents(
                 sources.read(o["source"]), collection.id_field, collection.text_fields)
@@ -147,42 +162,101 @@ class Command(CorpusCommand):
 
     def _run(self, collection: Collection, client: Any, spec: ModelSpec, records: Iterable[sources.Record | sources.Problem],
              total: int | None, o: dict[str, Any]) -> None:
-        stopped: str | None = None
-        code = 0
-        display = Interruptible(cast(IO[str], self.stderr._out), total)
+        display = self._display(total)
+        if o["workers"] == "celery" and not o["dry_run"]:
+            return self._job(Cutting(collection, display, o["source"]), records, display, total, o)
         bulk = Bulk(collection, client, spec, display, dry_run=o["dry_run"])
-        try:
+
+        def work() -> None:
             with display:
                 bulk.run(records)
-                if o["prune"] and not bulk.report.unreadable:
-                    bulk.report.pruned = corpus.prune(collection, bulk.ids, dry_run=o["dry_run"])
-        except KeyboardInterrupt:
-            stopped, code = "Stopped.", INTERRUPTED
-        except (DatabaseError, InterfaceError) as error:
-            stopped, code = refused(error) + ".", FAILED
-        except ServiceError as error:
-            stopped, code = str(error), code_of(error)
-        report = bulk.report
+                self._prune(collection, bulk.report, bulk.ids, o)
+        stopped, code = _attempt(work)
+        if stopped:
+            stopped += f" {bulk.report.embedded:,} documents were stored by this run and stay. Run the same command again to go on."
+        self._end(collection, bulk.report, code, stopped, o)
+
+    def _job(self, cutting: Cutting, records: Iterable[sources.Record | sources.Problem], display: Interruptible, total: int | None,
+             o: dict[str, Any]) -> None:
+        self._say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
+
+        def cut() -> None:
+            with display:
+                cutting.run(records)
+        stopped, code = _attempt(cut)
+        if stopped:
+            stopped += f" Job {cutting.job.pk} was cancelled; what is stored stays. Run the same command again to go on."
+            return self._end(cutting.collection, cutting.report, code, stopped, o)
+        self._follow(cutting.job, total, o, cutting)
+
+    def _again(self, o: dict[str, Any]) -> None:
+        """--resume and --retry-failed: by the workers, or here where there are none."""
+        if o["collection"] or (o["resume"] and o["retry_failed"]) or o["prune"] or o["dry_run"]:
+            raise CommandError("--resume JOB and --retry-failed JOB stand alone: the job knows its documents", returncode=USAGE)
+        job = jobs.get(o["resume"] or o["retry_failed"])
+        if o["resume"]:
+            jobs.resume(job)
+        else:
+            self._say(f"{jobs.retry(job):,} documents are tried again.")
+        if settings.BULK_SENDER:
+            return self._follow(job, job.read, o)
+        with serving(job.collection, o["backend"]) as client:
+            self._follow(job, job.read, o, client=client)
+
+    def _follow(self, job: Job, total: int | None, o: dict[str, Any], cutting: Cutting | None = None, client: Any = None) -> None:
+        display = self._display(total)
+        following = Following(job, display, self._say, client)
+
+        def wait() -> None:
+            with display:
+                following.run()
+        stopped, code = _attempt(wait)
+        job, report = following.job, following.report
+        if code == INTERRUPTED and not client:
+            stopped = (f"Job {job.pk} goes on without this command. Follow it: manage.py embed_corpus --resume {job.pk}. "
+                       f"Stop it: manage.py cancel_job {job.pk}.")
+        elif job.state in (Job.State.FAILED, Job.State.CANCELLED):
+            said = job.error if job.state == Job.State.FAILED else "The job was cancelled."
+            stopped, code = f"{said} What is stored stays. Go on: manage.py embed_corpus --resume {job.pk}.", FAILED
+        elif report.failed and not code:
+            self._say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+        if cutting:
+            report.problems[:0] = cutting.report.problems
+            report.unreadable = cutting.report.unreadable
+            if not code:
+                self._prune(job.collection, report, cutting.ids, o)
+        self._end(job.collection, report, code, stopped, o, job)
+
+    def _prune(self, collection: Collection, report: Report, ids: set[str], o: dict[str, Any]) -> None:
+        if o["prune"] and not report.unreadable:
+            report.pruned = corpus.prune(collection, ids, dry_run=o["dry_run"])
+
+    def _display(self, total: int | None) -> Interruptible:
+        return Interruptible(cast(IO[str], self.stderr._out), total)
+
+    def _end(self, collection: Collection, report: Report, code: int, stopped: str | None, o: dict[str, Any],
+             job: Job | None = None) -> None:
         if (not code and report.failed) or (code in (FAILED, USAGE) and report.stored):
             code = FAILED
         if code in (0, FAILED) and not report.stored:
             code = NOTHING
-        if stopped:
-            stopped += f" {report.embedded:,} documents were stored by this run and stay. Run the same command again to go on."
-        self._summary(collection, report, code, stopped, o)
+        if report.embedded and not o["dry_run"] and not stopped:
+            get_index().ensure(collection)
+        self._summary(collection, report, code, stopped, o, job)
         if stopped and code != INTERRUPTED:
             raise CommandError(stopped, returncode=code)
         if code:
             sys.exit(code)
 
-    def _summary(self, collection: Collection, report: Report, code: int, stopped: str | None, o: dict[str, Any]) -> None:
+    def _summary(self, collection: Collection, report: Report, code: int, stopped: str | None, o: dict[str, Any],
+                 job: Job | None) -> None:
         seconds = max(report.seconds, 1e-9)
         if o["json"]:
             counts = {name: getattr(report, name) for name in (
                 "read", "embedded", "relabelled", "unchanged", "blank", "failed", "truncated", "pruned", "passages", "tokens")}
             self.out(json.dumps({
                 "collection": collection.name, "model": collection.space.model_id, "fingerprint": collection.space.fingerprint,
-                "dry_run": o["dry_run"], **counts, "seconds": round(seconds, 3),
+                "job": job.pk if job else None, "dry_run": o["dry_run"], **counts, "seconds": round(seconds, 3),
                 "documents_per_second": round(report.embedded / seconds, 1),
                 "tokens_per_second": round(report.tokens / seconds, 1), "stopped": stopped, "exit_code": code,
                 "problems": [{"position": problem.position, "message": problem.message} for problem in report.problems]}))
@@ -207,6 +281,19 @@ class Command(CorpusCommand):
 
     def _say(self, line: str) -> None:
         self.stderr.write(line, self.style.NOTICE)
+
+
+def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
+    """What stopped it, and the exit code."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        return "Stopped.", INTERRUPTED
+    except (DatabaseError, InterfaceError) as error:
+        return refused(error) + ".", FAILED
+    except ServiceError as error:
+        return str(error), code_of(error)
+    return None, 0
 
 
 def _prompt(spec: ModelSpec, given: str | None, usual: str) -> str:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from .. import jobs
+from ..models import FailedDocument, Job
+from .base import ReadOnlyAdmin
+
+
+@admin.register(Job)
+class JobAdmin(ReadOnlyAdmin[Job]):
+    list_display = ["number", "collection", "state", "read", "embedded", "failed", "error", "created_at", "finished_at"]
+    list_filter = ["state", "collection"]
+    list_select_related = ["collection"]
+    ordering = ["-pk"]
+    sortable_by = ()
+    actions = ["cancel"]
+    fields: ClassVar[tuple[str, ...]] = (
+        "collection", "state", "error", "sources", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
+        "passages", "tokens", "chunks", "created_at", "finished_at")
+
+    @admin.display(description="job")
+    def number(self, job: Job) -> int:
+        return job.pk
+
+    @admin.display
+    def chunks(self, job: Job) -> str:
+        counts = jobs.chunks(job)
+        waiting = counts.pop("waiting")
+        return ", ".join(f"{count:,} {state}" for state, count in counts.items()) + f"; {waiting:,} documents wait"
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Stopping work is for those who may delete it."""
+        actions = super().get_actions(request)
+        return actions if self.has_delete_permission(request) else {}
+
+    @admin.action(description="Cancel selected jobs")
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        cancelled = sum(jobs.cancel(job) for job in queryset)
+        self.message_user(request, f"{cancelled:,} jobs were cancelled; what they have stored stays.",
+                          messages.SUCCESS if cancelled else messages.WARNING)
+
+
+@admin.register(FailedDocument)
+class FailedDocumentAdmin(ReadOnlyAdmin[FailedDocument]):
+    list_display = ["position", "external_id", "message", "job"]
+    list_filter = ["job__collection"]
+    list_select_related = ["job"]
+    search_fields = ["external_id__startswith", "position__startswith"]
+    search_help_text = "Beginning of an external id or of a place"
+    ordering = ["-pk"]
+    sortable_by = ()
+    fields: ClassVar[tuple[str, ...]] = ("job", "position", "external_id", "message")
+
+    def has_delete_permission(self, request: HttpRequest, obj: FailedDocument | None = None) -> bool:
+        return False
