@@ -177,7 +177,8 @@ def test_options_reach_the_model(var: Path, minilm: Path) -> None:
         assert stages == ["tokenize", "queue", "forward", "encode", "total"]
         refusal = httpx.post(f"{server.url}/v1/rerank", json={"query": "a", "documents": ["b"]})
         assert refusal.status_code == 501 and refusal.json()["detail"] == (
-            "This server does not support reranking: it was started with --embeddings (MLXCEL_MODE=embeddings), which serves embeddings only.")
+            "This server does not support reranking: it was started with --embeddings (MLXCEL_MODE=embeddings), "
+            "which serves embeddings only.")
         assert httpx.post(f"{server.url}/v1/rerank", json={"query": "a"}).status_code == 400
         metrics = httpx.get(f"{server.url}/metrics").text
         assert f'mlxcel_model_requests_total{{instance="web",kind="embedding",lane="interactive",model="{minilm.name}"}} 2.0' in metrics
