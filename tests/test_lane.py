@@ -438,6 +438,19 @@ def test_a_redis_that_is_away_is_busy_not_broken() -> None:
     assert health["status"] == "failed" and "cannot be reached" in health["error"]
 
 
+def test_callers_do_not_queue_behind_a_redis_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of("redis://127.0.0.1:1/0")
+
+    def hang() -> list[Any]:
+        time.sleep(0.4)
+        raise Busy("no answer")
+
+    monkeypatch.setattr(client._broker, "snapshot", hang)
+    started = time.monotonic()
+    assert together(20, lambda i: embed(client, str(i))) == {"Busy": 20}
+    assert time.monotonic() - started < 2
+
+
 # ---- settings
 
 def test_settings_choose_the_lane() -> None:

@@ -29,6 +29,7 @@ class LaneClient:
         self._broker = Broker(settings.redis_url)
         self._lock = threading.Lock()
         self._known: list[Registered] = []
+        self._away: str | None = None                        # why Redis did not answer
         self._read_at = float("-inf")
         self._closing, self._asking = False, 0               # requests on their way
 
@@ -82,10 +83,16 @@ class LaneClient:
     # ---- the registry
 
     def _registry(self) -> list[Registered]:
+        """A failure is kept as long as an answer: callers must not queue up behind each other's time-outs."""
         with self._lock:
             if time.monotonic() - self._read_at > SNAPSHOT_SECONDS:
-                self._known = sorted(self._broker.snapshot(), key=self._position)
+                try:
+                    self._known, self._away = sorted(self._broker.snapshot(), key=self._position), None
+                except Busy as error:
+                    self._away = error.message
                 self._read_at = time.monotonic()
+            if self._away:
+                raise Busy(self._away)
             return self._known
 
     def _position(self, known: Registered) -> int:
