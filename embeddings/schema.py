@@ -91,7 +91,7 @@ SCHEMAS: dict[str, Any] = {
             "filter": _object({}, description="Only documents whose metadata fits: `{\"lang\": \"en\"}` equal, `[..]` any of, "
                                               "`{\"gte\": 1960, \"lt\": 1970}` between; also gt, lte, ne, in.", additionalProperties=True),
             "include_text": {**BOOLEAN, "default": False},
-            "rerank": {"type": ["string", "boolean"], "default": False,
+            "rerank": {"type": ["string", "boolean"],
                        "description": "A served reranker, `true` for the first: it judges the best documents once more, by their best "
                                       "passages."},
             "candidates": {**INTEGER, "minimum": 1, "maximum": 1000,

@@ -8,16 +8,17 @@ from drf_spectacular.utils import OpenApiExample, extend_schema
 STRING, INTEGER, NUMBER = ({"type": kind} for kind in ("string", "integer", "number"))
 FLAG = {"type": "boolean", "default": False}
 TEXT = {"type": "object", "properties": {"text": STRING}, "required": ["text"]}
-ITEM: dict[str, Any] = {"oneOf": [STRING, TEXT]}
+ITEM: dict[str, Any] = {"oneOf": [{**STRING, "minLength": 1}, TEXT]}
 ITEMS = {"type": "array", "items": ITEM, "minItems": 1}
-OPTIONS: dict[str, Any] = {
+_FIELDS: dict[str, dict[str, Any]] = {
     "model": {**STRING, "description": "A served reranker: its id, its full repository id or an alias. The first one when absent."},
     "top_n": {**INTEGER, "minimum": 1, "description": "Return the best n only; more than there are is fine. Also `top_k`."},
     "return_documents": {**FLAG, "description": "Send each document back as it was sent. Also `return_text`."},
     "raw_scores": {**FLAG, "description": "Logits instead of probabilities."},
     "instruction": {**STRING, "description": "What makes a document relevant; for generative rerankers, an error for others."},
-    "user": {**STRING, "description": "Ignored."},
 }
+OPTIONS: dict[str, Any] = {     # null is the same as absent
+    **{name: {**field, "type": [field["type"], "null"]} for name, field in _FIELDS.items()}, "user": {"description": "Ignored."}}
 ABOUT = "Unknown fields are ignored, unless the server runs with MLXCEL_STRICT_FIELDS=1."
 
 SCHEMAS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
-from django.test import Client
+from django.test import Client, override_settings
 
 from inference.client import get_client
 from tests.rerankers import PAIRINGS
@@ -36,7 +36,8 @@ def http(db: None, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     get_client.cache_clear()
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in NOTES))
     call_command("embed_corpus", "notes", str(tmp_path / "notes.jsonl"), verbosity=0)
-    yield Client()
+    with override_settings(PROPS=True):
+        yield Client()
     get_client().close()
     get_client.cache_clear()
 
@@ -63,7 +64,7 @@ def same(told: Any, true: Any, where: str) -> None:
 
 def test_examples(http: Client) -> None:
     examples = EXAMPLE.findall(TEXT)
-    assert len(examples) == TEXT.count("```http") == 8
+    assert len(examples) == TEXT.count("```http") == 10
     for method, path, body, told in examples:
         response = http.generic(method, path, body, content_type="application/json")
         same(json.loads(told), response.json(), f"{method} {path}")
@@ -71,5 +72,6 @@ def test_examples(http: Client) -> None:
 
 def test_routes_are_listed() -> None:
     listed = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", TEXT))
-    assert listed == {"/v1/embeddings", "/v1/rerank", "/v1/models", "/v1/models/{id}", "/health", "/health/ready", "/collections",
-                      "/collections/{name}", "/collections/{name}/search"}
+    assert listed == {
+        "/v1/embeddings", "/embedding", "/v1/rerank", "/v1/models", "/v1/models/{id}", "/props", "/metrics", "/health", "/health/ready",
+        "/collections", "/collections/{name}", "/collections/{name}/search"}
