@@ -110,7 +110,7 @@ SCHEMAS: dict[str, Any] = {
             "text": STRING, "metadata": _object({}, additionalProperties=True)}, "id score part start end metadata")),
         "usage": _ref("Usage")}, "object collection model exact data usage"),
     "Job": _object({
-        "id": INTEGER, "object": {"const": "job"}, "collection": STRING,
+        "id": INTEGER, "object": {**STRING, "const": "job"}, "collection": STRING,
         "state": {"type": "string", "enum": ["running", "completed", "completed_with_errors", "failed", "cancelled"]},
         "sources": _list(STRING), "error": {"type": ["string", "null"], "description": "Why it stopped, or what it waits for."},
         "created_at": {**STRING, "format": "date-time"}, "finished_at": {"type": ["string", "null"], "format": "date-time"},
@@ -124,7 +124,7 @@ SCHEMAS: dict[str, Any] = {
             "position": {**STRING, "description": "`file:line`"}, "message": STRING}, "id position message"),
             description="The first hundred."),
     }, "id object collection state documents"),
-    "JobList": _object({"object": {"const": "list"}, "data": _list(_ref("Job"))}, "object data"),
+    "JobList": _object({"object": {**STRING, "const": "list"}, "data": _list(_ref("Job"))}, "object data"),
 }
 
 NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, description="Name of a collection.")

@@ -381,7 +381,7 @@ def test_schema_is_complete(http: Client) -> None:
     schema = http.get("/openapi.json").json()
     assert set(schema["paths"]) == {
         "/v1/embeddings", "/embedding", "/v1/rerank", "/props", "/v1/models", "/v1/models/{model}", "/health", "/health/ready",
-        "/collections", "/collections/{name}", "/collections/{name}/search"}
+        "/collections", "/collections/{name}", "/collections/{name}/search", "/jobs", "/jobs/{job}"}
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             assert operation["summary"] and operation["operationId"] and "500" in operation["responses"]

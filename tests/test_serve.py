@@ -128,7 +128,7 @@ def test_requests_in_flight_are_answered_when_it_stops(var: Path) -> None:
         callers = [threading.Thread(target=call) for _ in range(4)]
         for caller in callers:
             caller.start()
-        time.sleep(0.4)
+        time.sleep(0.8)
         assert server.stop() < 8
         for caller in callers:
             caller.join()
