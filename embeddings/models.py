@@ -51,7 +51,7 @@ class Collection(models.Model):
 
 
 class Document(models.Model):
-    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="documents")
+    collection = models.ForeignKey(Collection, on_delete=models.CASCADE, related_name="documents", db_index=False)
     external_id = models.CharField(max_length=512)
     text = models.TextField(blank=True)
     metadata = models.JSONField(default=dict, blank=True)

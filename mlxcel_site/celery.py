@@ -26,7 +26,7 @@ REAP_SECONDS = 3.0
 if not settings.BULK_BROKER:
     raise SystemExit("error: MLXCEL_REDIS_URL is not set: bulk workers are told of their work over Redis")
 
-app = Celery("mlxcel", broker=settings.BULK_BROKER)
+app = Celery("mlxcel", broker=settings.BULK_BROKER.replace("unix://", "redis+socket://", 1))      # as kombu spells it
 app.conf.update(
     task_default_queue="bulk",
     task_ignore_result=True,

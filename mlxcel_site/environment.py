@@ -10,7 +10,10 @@ from inference import config
 
 WEB: tuple[tuple[str, str, str], ...] = (
     ("MLXCEL_VAR_DIR", "var", "where the database, search files, secrets and the admin's password are kept"),
-    ("DATABASE_URL", "SQLite in MLXCEL_VAR_DIR", "the database"),
+    ("DATABASE_URL", "SQLite in MLXCEL_VAR_DIR", "the database; postgres://user:password@host/name for PostgreSQL (docs/production.md)"),
+    ("MLXCEL_INDEX", "auto", "search of single vectors on PostgreSQL: auto uses pgvector's graph where one was built, exact never"),
+    ("MLXCEL_INDEX_FROM", "200000", "passages from which on embed_corpus builds that graph"),
+    ("MLXCEL_BULK_LEASE_SECS", "30", "seconds after which the chunk of a bulk worker that died is given to another"),
     ("MLXCEL_API_KEYS", "", "keys callers have to send, comma separated; none: everyone who reaches the server may use it"),
     ("MLXCEL_API_KEY_FILE", "", "a file with one key a line"),
     ("MLXCEL_API_PREFIX", "", "path that everything lies under, such as /ai"),
@@ -29,7 +32,8 @@ WEB: tuple[tuple[str, str, str], ...] = (
     ("DJANGO_STATIC_ROOT", "", "where collectstatic puts files for a proxy; not needed otherwise"),
     ("DJANGO_DEBUG", "0", "Django's debug pages in the admin; never where others can reach them"),
 )
-INTERNAL = {"MLXCEL_ORIGIN", "MLXCEL_TEST_DATA"}      # set by `serve` for its process; read by the tests
+INTERNAL = {"MLXCEL_ORIGIN",      # set by `serve` for its process
+            "MLXCEL_TEST_DATA", "MLXCEL_TEST_DATABASE_URL", "MLXCEL_TEST_POSTGRES"}
 
 
 def misspelt(env: Mapping[str, str] | None = None) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ def test_what_was_written_since_is_found_and_what_was_removed_is_not(both: Any) 
     fill(collection, 400)
     both.build(collection)
     target = stored.unit(RNG.standard_normal(DIMS))
-    corpus.upsert(collection, [stored.document("new", target), stored.document("d7", -target)])
+    corpus.upsert(collection, [stored.document("new", target), stored.document("d7", -target, text="changed")])
     (answer,) = both.search(collection, [target[None]], 3)
     new = collection.documents.get(external_id="new").pk
     assert answer[0].document == new and answer[0].score == pytest.approx(1)

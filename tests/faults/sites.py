@@ -3,58 +3,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psycopg
-import redis
 
-from tests.conftest import missing
 from tests.fakes import FakeClient
+from tests.lanes import RedisServer, wait_until
 from tests.postgres import Postgres
 from tests.servers import ROOT, free_port
 
 LEASE_SECONDS = 3
-
-
-class RedisServer:
-    """In memory only: a restart forgets everything."""
-
-    def __init__(self, folder: Path) -> None:
-        if shutil.which("redis-server") is None:
-            missing("redis-server is not installed (Debian: apt install redis-server)")
-        self.folder, self.port = folder, free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.start()
-
-    def start(self) -> None:
-        with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)],
-                stdout=log, stderr=log, start_new_session=True)
-        wait_until(self._answers, 10)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-
-    def keys(self) -> list[bytes]:
-        with redis.Redis.from_url(self.url) as client:
-            return list(client.keys("*"))
-
-    def _answers(self) -> bool:
-        try:
-            with redis.Redis.from_url(self.url) as client:
-                return bool(client.ping())
-        except redis.RedisError:
-            return False
 
 
 class Site:
@@ -136,12 +100,3 @@ class Site:
                 process.kill()
             process.communicate()
         self.redis.stop()
-
-
-def wait_until(true: Callable[[], bool], seconds: float, otherwise: Callable[[], object] = lambda: "") -> float:
-    """Seconds it took."""
-    started = time.monotonic()
-    while not true():
-        assert time.monotonic() - started < seconds, f"not so within {seconds} s. {otherwise()}"
-        time.sleep(0.05)
-    return time.monotonic() - started

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests import postgres
-from tests.conftest import missing
 from tests.faults.clients import DEADLY
-from tests.faults.sites import LEASE_SECONDS, Site, wait_until
+from tests.faults.sites import LEASE_SECONDS, Site
+from tests.here import missing
+from tests.lanes import WorkerProcess, client_of, wait_until
 from tests.postgres import Postgres
 from tests.servers import serving
 
@@ -149,12 +150,36 @@ def test_a_document_that_kills_its_worker(server: Postgres, tmp_path: Path) -> N
             time.sleep(0.1)
         report = site.ended(command)
         assert (report["exit_code"], report["embedded"], report["failed"]) == (1, 300, 1), report
-        for part in ("document 'poison'", "died", f"--retry-failed {report['job']}"):
-            assert part in report["stderr"]
+        assert all(said in report["stderr"] for said in ("document 'poison'", "died", f"--retry-failed {report['job']}"))
         site.right(300)
         assert site.query("SELECT external_id FROM embeddings_faileddocument") == [("poison",)]
         print(f"{deaths} deaths")
     finally:
+        site.close()
+
+
+def test_a_document_that_kills_the_model_worker(server: Postgres, tmp_path: Path) -> None:
+    """As before, but the bulk worker lives: the request is halved until the document stands alone."""
+    site = Site(tmp_path, server, "inference.transports.lane.LaneClient")
+    client, deaths = client_of(site.redis.url), 0
+    model = WorkerProcess(site.redis.url, tmp_path / "model.log", TEST_DEADLY=DEADLY)
+    try:
+        model.wait_ready(client)
+        site.worker()
+        command = site.embed(site.source(60, poison=f"a {DEADLY} text"))
+        while command.poll() is None:
+            if model.process.poll() is not None:
+                model, deaths = WorkerProcess(site.redis.url, tmp_path / "model.log", TEST_DEADLY=DEADLY), deaths + 1
+                assert deaths < 15
+            time.sleep(0.1)
+        report = site.ended(command)
+        assert (report["exit_code"], report["embedded"], report["failed"]) == (1, 60, 1), report
+        site.right(60)
+        assert site.query("SELECT external_id FROM embeddings_faileddocument") == [("poison",)]
+        print(f"{deaths} deaths of the model worker")
+    finally:
+        client.close()
+        model.kill()
         site.close()
 
 
@@ -185,11 +210,24 @@ def test_a_command_that_is_interrupted_leaves_its_job_running(site: Site) -> Non
     site.right(DOCUMENTS)
 
 
-def test_five_thousand_documents_under_online_load(site: Site) -> None:
-    """Searches over the collection that is being filled, and requests for embeddings: all are answered."""
+def test_five_thousand_documents_under_online_load(server: Postgres, tmp_path: Path) -> None:
+    """Over one model worker: searches in the collection that is being filled and requests for embeddings are answered."""
+    site = Site(tmp_path, server, "inference.transports.lane.LaneClient")
+    model = WorkerProcess(site.redis.url, tmp_path / "model.log")
+    client = client_of(site.redis.url)
+    try:
+        model.wait_ready(client)
+        _load(site)
+        wait_until(lambda: site.redis.remains() == [], 31, site.redis.remains)
+    finally:
+        client.close()
+        model.kill()
+        site.close()
+
+
+def _load(site: Site) -> None:
     site.worker(), site.worker()
     settings = {name: value for name, value in site.environment.items() if name.startswith("MLXCEL_") or name == "DATABASE_URL"}
-    settings |= {"MLXCEL_TRANSPORT": "tests.fakes.FakeClient"}
     settings.pop("MLXCEL_VAR_DIR")
     with serving(site.folder / "web", **settings) as web, httpx.Client(base_url=web.url, timeout=20) as caller:
         command = site.embed(site.source(5_000))

@@ -24,14 +24,15 @@ from inference.errors import ConfigError, ServiceError
 
 STOP_SECONDS = 20
 LONGEST_PAUSE = 30.0       # between two starts of a worker that keeps ending
-CELERY = ("-m", "celery", "-q", "-A", "inference.app", "worker", "-P", "threads", "-l", "INFO", "--without-gossip", "--without-mingle",
-          "--without-heartbeat")
+WORKER = ("worker", "-P", "threads", "-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat")
+CELERY = ("-m", "celery", "-q", "-A", "inference.app", *WORKER)
+BULK = ("-m", "celery", "-q", "-A", "mlxcel_site", *WORKER, "-Q", "bulk", "-c", "2")
 COLOURS = (36, 33, 32, 35, 34)
 
 
 class Command(BaseCommand):
-    help = ("Start Redis (unless MLXCEL_REDIS_URL names one), a worker process for each configured model and the web, and stop them all "
-            "with Ctrl-C. A worker that ends is started again.")
+    help = ("Start Redis (unless MLXCEL_REDIS_URL names one), a worker process for each configured model, a bulk worker and the web, "
+            "and stop them all with Ctrl-C. A worker that ends is started again.")
     requires_system_checks = []      # `serve` runs them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -56,6 +57,7 @@ class Command(BaseCommand):
             self._wait_ready(workers, url, stop)
             if stop.is_set():
                 return
+            workers.append(self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE))
             web = self._start(running, "web", "manage.py", "serve", "--host", options["host"], "--port", str(options["port"]),
                               MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
             while not stop.wait(0.2):
