@@ -37,7 +37,7 @@ from inference.wire import EmbedResult
 from mlxcel_site import errors
 from mlxcel_site.codec import loads
 from mlxcel_site.middleware import ChunkedBody
-from tests.fakes import SPEC, FakeClient
+from tests.fakes import RERANKER, SPEC, FakeClient
 
 pytestmark = pytest.mark.usefixtures("served")
 
@@ -447,7 +447,7 @@ def test_no_operation_of_the_schema_gives_a_500(http: Client, served: FakeClient
     schema = http.get("/openapi.json").json()
     bodies = {path: operations["post"]["requestBody"]["content"]["application/json"]["schema"]
               for path, operations in schema["paths"].items() if "post" in operations}
-    served.reranker = replace(SPEC, kind="reranker")
+    served.reranker = RERANKER
     path = drawn.draw(st.sampled_from(sorted(bodies)))
     body = drawn.draw(st.dictionaries(st.sampled_from(sorted(fields(schema, bodies[path]))), LIKELY | JSON, max_size=6))
     response = post(http, body, path.replace("{name}", collection.name))
