@@ -1,7 +1,7 @@
 """How fast vectors go into PostgreSQL, and what pgvector finds: `make bench-storage`, on a throwaway server.
 
-Documents with one vector of 384 dimensions each, in transactions of 512 (what a bulk run writes) and 2,000; the best of three rounds
-each, as other work on the machine only ever slows a round down. Then a graph over them, asked as `index_check` does.
+Documents with one vector of 384 dimensions, in transactions of 512 (what a bulk run writes) and 2,000; the best of three rounds each, as
+other work on the machine only ever slows a round down. Then a graph over them, asked as `index_check` does.
 """
 from __future__ import annotations
 
