@@ -15,7 +15,7 @@ import numpy as np
 
 from .client import InferenceClient, connect
 from .config import DEFAULT_MODEL, Settings, parse_normalize, parse_pooling
-from .errors import InvalidRequest, ServiceError
+from .errors import InvalidRequest, ServiceError, told
 from .wire import EmbedJob, InputType, RerankJob
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except ServiceError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"error: {told(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

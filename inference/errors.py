@@ -111,6 +111,11 @@ class ModelNotFound(CheckpointError):
     pass
 
 
+def told(error: ServiceError) -> str:
+    """What a command says of an error: where a model in its own process could not be opened, the cause, without advice on serving."""
+    return error.__cause__.message if isinstance(error, NotLoaded) and isinstance(error.__cause__, ServiceError) else error.message
+
+
 _VERBS = {"embedding": "embeddings", "reranker": "reranking"}
 _HOW = {
     "embedding": "Start it with `manage.py serve --model MODEL`, or set MLXCEL_EMBEDDING_MODEL to a directory or a Hugging Face id.",

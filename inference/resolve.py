@@ -99,7 +99,7 @@ def _find(name: str, settings: Settings) -> Source:
     if found := _cached(repo, revision or None, tried):
         return _snapshot(found, repo, "Hugging Face cache")
     if not settings.allow_download:
-        tried.append("the Hugging Face hub: downloads are off; MLXCEL_ALLOW_DOWNLOAD=1 or --download turns them on")
+        tried.append("the Hugging Face hub: downloads are off; MLXCEL_ALLOW_DOWNLOAD=1 turns them on")
     elif found := _download(repo, revision or None, tried):
         return _snapshot(found, repo, "Hugging Face hub")
 

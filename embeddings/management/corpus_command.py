@@ -1,6 +1,7 @@
 """What the commands over collections share: which model answers, and errors that are told, not traced."""
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from embeddings import spaces
 from embeddings.models import Collection
 from inference.client import InferenceClient, connect
 from inference.config import LANE, Settings, how_to_serve
-from inference.errors import Busy, Conflict, InferenceFailed, InvalidRequest, ServiceError, TimedOut
+from inference.errors import Busy, Conflict, InferenceFailed, InvalidRequest, ServiceError, TimedOut, told
 from inference.wire import ModelSpec
 
 FAILED, USAGE, NOTHING, INTERRUPTED = 1, 2, 3, 130
@@ -24,10 +25,12 @@ class CorpusCommand(BaseCommand):
     requires_migrations_checks = False       # the error of a missing table says the same without a query at each start
 
     def execute(self, *args: Any, **options: Any) -> str | None:
+        if options["verbosity"] < 2:
+            logging.getLogger("inference").setLevel(logging.WARNING)     # which backend opened is a server's news, not a command's
         try:
             return super().execute(*args, **options)
         except ServiceError as error:
-            raise CommandError(str(error), returncode=code_of(error)) from error
+            raise CommandError(told(error), returncode=code_of(error)) from error
         except (DatabaseError, InterfaceError) as error:
             raise CommandError(refused(error), returncode=FAILED) from error
 

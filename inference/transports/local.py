@@ -1,7 +1,6 @@
 """Models in this process: opened from their files when asked about, loaded at the first use."""
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from ..opened import Opened
 from ..reranker import Reranker
 from ..resolve import resolve
 from ..wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -93,7 +90,6 @@ class LocalClient:
                 try:
                     served.opened = open_checkpoint(Checkpoint.read(resolve(served.name, self._settings)), self._settings, served.kind)
                 except ServiceError as error:
-                    log.error("the model %s cannot be served: %s", served.name, error.message)
                     served.error = error
             return served.opened
 
@@ -107,8 +103,9 @@ class LocalClient:
         candidates = candidates[:1] if model is None else candidates
         opened = [served for served in candidates if self._open(served)]
         if not opened:
-            reasons = "; ".join(served.error.message for served in candidates if served.error)
-            raise no_model(kind, f"The configured model cannot be opened: {reasons}" if reasons else "")
+            causes = [served.error for served in candidates if served.error]
+            reasons = "; ".join(cause.message for cause in causes)
+            raise no_model(kind, f"The configured model cannot be opened: {reasons}" if causes else "") from (causes[0] if causes else None)
         return next((served for served in opened if model is None or self._spec(served).answers_to(model)), None)
 
     def _embedder(self, model: str | None) -> Embedder:

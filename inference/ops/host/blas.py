@@ -57,10 +57,16 @@ def choose(name: str = "auto", precision: Precision = "f32") -> Provider:
         except _Missing as missing:
             reasons.append(f"{one}: {missing}")
             continue
-        log.info("matrix products by %s in %s", provider.name, provider.precision)
+        _tell(provider.name, provider.precision)
         return provider
     raise ConfigError(
         f"MLXCEL_HOST_PRECISION={precision} with MLXCEL_HOST_BLAS={name} is not possible on this machine: {'; '.join(reasons)}")
+
+
+@cache
+def _tell(name: str, precision: Precision) -> None:
+    """One line a process, however many models it opens."""
+    log.info("matrix products by %s in %s", name, precision)
 
 
 class _Missing(Exception):
