@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,7 @@ class Installation:
 
     def __enter__(self) -> Installation:
         self.redis: RedisServer = self._running.enter_context(redis_server(self.folder))
-        self._known("redis", self.redis.process.pid)
+        self.known("redis", self.redis.process.pid)
         self.lane = client_of(self.redis.url)
         self._running.callback(self.lane.close)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(UNWANTED)} | {
@@ -50,7 +50,7 @@ class Installation:
                                **{"MLXCEL_TRANSPORT": "", "MLXCEL_BACKEND": "host", **settings})
         self._running.callback(worker.stop)
         wait_until(lambda: self._serves(worker), 60, lambda: worker.log.read_text("utf-8", "replace"))
-        self._known(name, worker.process.pid)
+        self.known(name, worker.process.pid)
         return worker
 
     def _serves(self, worker: WorkerProcess) -> bool:
@@ -61,7 +61,7 @@ class Installation:
 
     def web(self) -> Server:
         server = self._running.enter_context(serving(self.var, **self.environment))
-        self._known("web", server.process.pid)
+        self.known("web", server.process.pid)
         return server
 
     def bulk_worker(self, name: str = "bulk worker") -> subprocess.Popen[bytes]:
@@ -71,7 +71,7 @@ class Installation:
                  "--without-gossip", "--without-mingle", "-n", f"{time.monotonic_ns()}@%h"],
                 cwd=ROOT, env={**self.environment, "MLXCEL_TRANSPORT": LANE}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         self._running.callback(_end, process)
-        self._known(name, process.pid)
+        self.known(name, process.pid)
         return process
 
     def embed(self, collection: str, texts: Iterable[str], *arguments: str) -> subprocess.Popen[bytes]:
@@ -101,8 +101,13 @@ class Installation:
         return sum(sum(process.cpu_times()[:2]) for role in roles for process in _family(self.processes[role]))
 
     def rss(self, role: str) -> int:
-        """Bytes of a role's processes together."""
-        return sum(process.memory_info().rss for process in _family(self.processes[role]))
+        """Bytes of a role's processes together, of PostgreSQL's without what they share."""
+        total = 0
+        for process in _family(self.processes[role]):
+            with suppress(psutil.NoSuchProcess):                 # a connection's process may end meanwhile
+                memory = process.memory_info()
+                total += memory.rss - (memory.shared if role == "postgresql" else 0)
+        return total
 
     def ended(self) -> list[str]:
         """Roles whose process is gone."""
@@ -112,7 +117,7 @@ class Installation:
         """The end of what every process said."""
         return "\n".join(f"== {log.name}\n{log.read_text('utf-8', 'replace')[-2000:]}" for log in sorted(self.folder.glob("*.log")))
 
-    def _known(self, role: str, pid: int) -> None:
+    def known(self, role: str, pid: int) -> None:
         self.processes[role] = psutil.Process(pid)
 
 
