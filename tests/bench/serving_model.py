@@ -19,6 +19,7 @@ from tests.lanes import wait_until
 
 SINGLE, BATCH = (1, 8, 32), 64             # callers of one-text requests; texts of the larger ones
 ONLINE_EVERY = 0.2                         # seconds between two requests under a bulk job
+LONGEST = 256                              # tokens of the longest of these texts, and the model's limit
 SETTLE = 3.0                               # seconds after a change, before anything is counted
 
 
@@ -62,30 +63,35 @@ def cpu_per_text(rounds: int, count: int, reference: str) -> dict[str, Any]:
 
 
 def online_under_bulk(seconds: float, turns: int) -> dict[str, Any]:
-    """A query every 0.2 s, alone and while a bulk job runs; the job, alone and under these queries."""
+    """A query every 0.2 s, alone and while a bulk job runs; the job, alone and under these queries.
+
+    Packs of bulk work are small while queries are recent, so a query waits for SMALL_PACK tokens, or for one text that has more."""
     queries = (embedding(f"how does boat number {i} sail against the wind") for i in itertools.count())
     alone: list[float] = []
     under: list[float] = []
     rates: dict[str, list[float]] = {"alone": [], "under": []}
-    packs: list[float] = []
+    packs: list[float] = []                # thread seconds a token
+    texts = _corpus(30_000)
     with installation() as running:
         running.model_worker()
         url = running.web().url
         for _ in range(turns):
             alone += paced(url, queries, ONLINE_EVERY, seconds)
         running.bulk_worker()
-        command = running.embed("bench", _corpus(30_000))
+        command = running.embed("bench", texts)
         wait_until(lambda: running.counters()["taken_bulk"] > 512, 120, running.logs)
         for _ in range(turns):
             time.sleep(SETTLE)
             rates["alone"].append(_rate(running, "taken_bulk", lambda: time.sleep(seconds)))
+            paced(url, queries, ONLINE_EVERY, SETTLE)
             before = running.counters()
             rates["under"].append(_rate(running, "taken_bulk", lambda: under.extend(paced(url, queries, ONLINE_EVERY, seconds))))
             after = running.counters()
             spent = after["forward_seconds"] - before["forward_seconds"]
-            packs.append(1000 * SMALL_PACK * spent / (after["tokens"] - before["tokens"]))
+            packs.append(1000 * spent / (after["tokens"] - before["tokens"]))
         assert command.poll() is None, f"the job ended too soon: {running.logs()}"
-    return {"requests": {"alone": len(alone), "under": len(under)}, "bulk_texts_per_s": rates, "bulk_pack_ms": median(packs),
+    return {"requests": {"alone": len(alone), "under": len(under)}, "bulk_texts_per_s": rates, "small_pack_ms": SMALL_PACK * median(packs),
+            "longest_pack_ms": LONGEST * median(packs),
             "online_p50_ms": {"alone": median(alone), "under": median(under)},
             "online_p95_ms": {"alone": p95(alone), "under": p95(under)}, "added_p95_ms": p95(under) - p95(alone),
             "bulk_kept": median(b / a for a, b in zip(rates["alone"], rates["under"], strict=True))}
