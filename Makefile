@@ -20,7 +20,7 @@ WORKER := env -u DJANGO_SETTINGS_MODULE $(BIN)/celery -A inference.app worker -P
 STORAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,storage jobs bulk index search spaces pgvector admin commands rest))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage
+.PHONY: help demo serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage soak
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,11 +75,14 @@ warm: $(VENV)/.ready  ## Compile the kernels of the CPU backend, so that no star
 bench: $(VENV)/.ready-bench  ## Compare with sentence-transformers and onnxruntime on this machine (minutes; BENCH='--help' lists options)
 	$(BIN)/python -m tests.bench $(BENCH)
 
-bench-serving: $(VENV)/.ready-dev  ## Measure what the way over Redis adds, and requests a second through web and worker
-	$(BIN)/python -m tests.bench.serving
+bench-serving: $(VENV)/.ready-bench $(VENV)/.ready-dev  ## Measure web, workers and bulk jobs on this machine, beside sentence-transformers (minutes; BENCH='--help' lists options)
+	$(BIN)/python -m tests.bench.serving $(BENCH)
 
 bench-storage: $(VENV)/.ready-dev  ## Measure how fast vectors go into PostgreSQL, and what pgvector finds
 	$(BIN)/python -m tests.postgres tests.bench.storage
+
+soak: $(VENV)/.ready-dev  ## Mixed load on web, workers, bulk jobs and Redis (SECONDS=1200; POSTGRES=1 instead of SQLite): is memory flat, is anything left?
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),1200) $(if $(POSTGRES),--postgres)
 
 docs: $(VENV)/.ready-dev  ## Write the parts of README.md and docs/ that are made from code
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.generated_docs

@@ -259,6 +259,9 @@ class Engine:
             self._refuse(lambda task: True)
         for thread in self._threads:
             thread.join()
+        with self._lock:
+            if not self._running:                  # a pack may still run on a caller's thread
+                self._forward = cast(Forward, None)                       # the weights, which need not live as long as this object
 
     def counters(self) -> dict[str, float]:
         """`stalled_seconds`: since work was there to do and none of it got done."""

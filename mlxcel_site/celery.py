@@ -111,7 +111,7 @@ def _reap() -> None:
         try:
             jobs.reap(idle=not room.inside)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("the database is away: %s", str(error).strip().split("\n")[0])
+            logger.warning("the database cannot be used, tried again in %s s: %s", REAP_SECONDS, str(error).strip().split("\n")[0])
         except Exception:
             logger.exception("mending failed; tried again in %s s", REAP_SECONDS)
         finally:

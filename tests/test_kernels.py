@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -183,13 +184,35 @@ def test_memory_is_taken_again_and_given_back() -> None:
         large = [arena.empty(1 << 12, 1 << 11) for _ in range(3)]            # an outsize pack: 96 MiB
         del large
         arena.empty(1 << 12, 1 << 12)
-        done.append(sum(buffer.size for buffer in arena._buffers.known) <= arena.KEPT + 2 * (1 << 24))
+        done.append(sum(buffer.size for buffer in arena._mine().known) <= arena.KEPT + 2 * (1 << 24))
         done.append(arena.scratch(10) is arena.scratch(5))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     assert done == [True, True, True]
+
+
+def test_packs_on_many_threads_take_the_same_memory_one_after_another() -> None:
+    """A request may run its pack on its caller's thread, and a server has many callers' threads."""
+    found: SimpleQueue[int] = SimpleQueue()
+    stay = threading.Event()
+
+    def run() -> None:
+        with team.pack():
+            address = arena.empty(512, 384).ctypes.data
+        found.put(address)
+        stay.wait(10)
+
+    threads = [threading.Thread(target=run) for _ in range(12)]
+    addresses = set()
+    for thread in threads:
+        thread.start()
+        addresses.add(found.get(timeout=10))
+    stay.set()
+    for thread in threads:
+        thread.join()
+    assert len(addresses) == 1
 
 
 def test_an_exception_in_the_middle_of_a_pack_leaves_the_next_one_alone() -> None:

@@ -7,32 +7,61 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 F32 = np.float32
 SMALLEST = 1 << 12                                          # elements; below, numpy's own allocation is as fast
-KEPT = 1 << 23                                              # elements (32 MiB) that free buffers of one thread may hold together
+KEPT = 1 << 23                                              # elements (32 MiB) that free buffers of one pack may hold together
 _ALIGN = 64
 
 
-class _Buffers(threading.local):
+class _Buffers:
     def __init__(self) -> None:
         self.known: list[np.ndarray] = []
         self.scratch = np.zeros(0, F32)
 
 
-_buffers = _Buffers()
+class _Own(threading.local):
+    buffers: _Buffers | None = None
+
+
+_own = _Own()
+_spare: list[_Buffers] = []                                 # append and pop are one step of the interpreter each
+
+
+def _mine() -> _Buffers:
+    """This thread's, which it has borrowed or else keeps for good."""
+    if _own.buffers is None:
+        _own.buffers = _Buffers()
+    return _own.buffers
+
+
+@contextmanager
+def borrowed() -> Iterator[None]:
+    """Around a pack. A pack runs on whichever of many threads comes first; buffers of each of these would only add up."""
+    before = _own.buffers
+    try:
+        _own.buffers = _spare.pop()                         # the last that was given back, which is still in the caches
+    except IndexError:
+        _own.buffers = _Buffers()
+    try:
+        yield
+    finally:
+        _spare.append(_own.buffers)
+        _own.buffers = before
 
 
 def empty(*shape: int) -> np.ndarray:
-    """An uninitialised f32 array of this thread's."""
+    """An uninitialised f32 array of this pack's."""
     count = 1
     for n in shape:
         count *= n
     if count < SMALLEST:
         return np.empty(shape, F32)
-    known = _buffers.known
+    known = _mine().known
     for i in range(len(known)):
         if count <= known[i].size <= 2 * count and sys.getrefcount(known[i]) == 2:
             return known[i][:count].reshape(shape)
@@ -41,7 +70,8 @@ def empty(*shape: int) -> np.ndarray:
 
 def _grow(count: int) -> np.ndarray:
     """A new buffer with some room. Free ones that would make it too many are let go, the largest first."""
-    known = _buffers.known
+    mine = _mine()
+    known = mine.known
     free = sorted((i for i in range(len(known)) if sys.getrefcount(known[i]) == 2), key=lambda i: known[i].size)
     held = sum(known[i].size for i in free)
     dropped = set()
@@ -49,7 +79,7 @@ def _grow(count: int) -> np.ndarray:
         held -= known[free[-1]].size
         dropped.add(free.pop())
     buffer = _aligned(count + count // 8)
-    _buffers.known = [*(known[i] for i in range(len(known)) if i not in dropped), buffer]
+    mine.known = [*(known[i] for i in range(len(known)) if i not in dropped), buffer]
     return buffer
 
 
@@ -62,6 +92,7 @@ def _aligned(count: int) -> np.ndarray:
 
 def scratch(count: int) -> np.ndarray:
     """At least `count` elements that keep nothing between calls; the first ones of a new buffer are zeros."""
-    if _buffers.scratch.size < count or _buffers.scratch.size > max(4 * count, KEPT):
-        _buffers.scratch = np.zeros(count + count // 4, F32)
-    return _buffers.scratch
+    mine = _mine()
+    if mine.scratch.size < count or mine.scratch.size > max(4 * count, KEPT):
+        mine.scratch = np.zeros(count + count // 4, F32)
+    return mine.scratch

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
+from . import arena
+
 Part = Callable[[int, int], None]
 """Does part i of n."""
 
@@ -74,7 +76,8 @@ def pack() -> Iterator[None]:
     with _lock:
         _active += 1
     try:
-        yield
+        with arena.borrowed():
+            yield
     finally:
         with _lock:
             _active -= 1
