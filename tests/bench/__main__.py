@@ -80,7 +80,8 @@ def rounds(workers: dict[str, Worker], count: int, texts: list[str], folder: Pat
     found: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in workers}
     for turn in range(count):
         for name in [*workers][:: 1 if turn % 2 == 0 else -1]:
-            answer = workers[name].ask("encode", texts=texts, batch=batch, keep=str(folder / f"{name.replace(':', '-')}.npy") if turn == 0 else None)
+            keep = str(folder / f"{name.replace(':', '-')}.npy") if turn == 0 else None
+            answer = workers[name].ask("encode", texts=texts, batch=batch, keep=keep)
             found[name]["cpu"].append(len(texts) / answer["cpu"])
             found[name]["wall"].append(len(texts) / answer["wall"])
     return found
@@ -174,8 +175,10 @@ def measure(options: argparse.Namespace, threads: int, folder: Path, texts: list
 
 
 def modernbert(options: argparse.Namespace) -> dict[str, Any]:
-    """ModernBERT-base's shape with random weights, one thread on each side, texts of 20 to 512 tokens. The reference pads four neighbours in
-    length at a time, with which it is fastest: 32 would be padded to the longest of all."""
+    """ModernBERT-base's shape with random weights, one thread on each side, texts of 20 to 512 tokens.
+
+    The reference pads four neighbours in length at a time: with 32 all would be padded to the longest, which takes it twice as long.
+    """
     made = loading.make("modernbert-f32", options.out / "prepared", checkpoint())
     folder = options.out / "prepared" / "modernbert"
     folder.mkdir(exist_ok=True)
@@ -195,8 +198,9 @@ def modernbert(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show_modernbert(result: dict[str, Any]) -> None:
-    print(f"\nModernBERT-base's shape, f32, one thread: {result['texts']} texts of {result['tokens'] / result['texts']:.0f} tokens on average, "
-          f"load average {result['load']:.1f}")
+    count = result["texts"]
+    print(f"\nModernBERT-base's shape, f32, one thread: {count} texts of {result['tokens'] / count:.0f} tokens on average, load average "
+          f"{result['load']:.1f}")
     for name, r in result["systems"].items():
         print(f"{name:<15} {median(r['cpu']):>8.2f} texts per CPU-second {r['rss']:>9.0f} MiB peak RSS")
     if "cosine" in result:

@@ -63,8 +63,8 @@ def _modernbert(c: dict[str, Any]) -> Shapes:
     for i in range(c["num_hidden_layers"]):
         at = f"layers.{i}."
         shapes |= {at + "attn_norm.weight": (hidden,)} if i else {}
-        shapes |= {at + "attn.Wqkv.weight": (3 * hidden, hidden), at + "attn.Wo.weight": (hidden, hidden), at + "mlp_norm.weight": (hidden,),
-                   at + "mlp.Wi.weight": (2 * inner, hidden), at + "mlp.Wo.weight": (hidden, inner)}
+        shapes |= {at + "attn.Wqkv.weight": (3 * hidden, hidden), at + "attn.Wo.weight": (hidden, hidden),
+                   at + "mlp_norm.weight": (hidden,), at + "mlp.Wi.weight": (2 * inner, hidden), at + "mlp.Wo.weight": (hidden, inner)}
     return shapes
 
 
@@ -196,24 +196,27 @@ def measure(folders: dict[str, Path], backends: Sequence[str], rounds: int) -> l
                     found.setdefault((kind, backend), []).append(_child(kind, str(folder), backend))
         for backend in backends:
             runs = found["load", backend]
-            best = {(kind, what): min(run[what] for run in found[kind, backend]) for kind in ("floor", "load") for what in ("seconds", "cpu")}
+            best = {(kind, what): min(run[what] for run in found[kind, backend])
+                    for kind in ("floor", "load") for what in ("seconds", "cpu")}
             peak = max(run["peak"] for run in runs)
             rows.append({
                 "checkpoint": name, "backend": backend, "bytes": size, "weights": runs[0]["weights"],
                 "floor": best["floor", "seconds"], "seconds": best["load", "seconds"],
-                "ratio": best["load", "seconds"] / best["floor", "seconds"], "cpu_ratio": best["load", "cpu"] / best["floor", "cpu"], "peak": peak, "stays": max(run["stays"] for run in runs),
+                "ratio": best["load", "seconds"] / best["floor", "seconds"], "cpu_ratio": best["load", "cpu"] / best["floor", "cpu"],
+                "peak": peak, "stays": max(run["stays"] for run in runs),
                 "extra": (peak - runs[0]["weights"]) / size})
     return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     print(f"\nloading, warm page cache (goals: at most {TIME}x the floor's time, at most {EXTRA}x the file's size of extra memory)")
-    print(f"{'checkpoint':<16} {'backend':<8} {'file MB':>8} {'weights':>8} {'floor s':>8} {'load s':>8} {'ratio':>6}   {'CPU':>6} {'peak MB':>8} "
-          f"{'stays':>8} {'extra':>6}")
+    print(f"{'checkpoint':<16} {'backend':<8} {'file MB':>8} {'weights':>8} {'floor s':>8} {'load s':>8} {'ratio':>6}   {'CPU':>6} "
+          f"{'peak MB':>8} {'stays':>8} {'extra':>6}")
     for row in rows:
         late, large = (" !" if row[key] > goal else "  " for key, goal in (("ratio", TIME), ("extra", EXTRA)))
-        print(f"{row['checkpoint']:<16} {row['backend']:<8} {row['bytes'] / 1e6:>8.0f} {row['weights'] / 1e6:>8.0f} {row['floor']:>8.2f} "
-              f"{row['seconds']:>8.2f} {row['ratio']:>5.2f}x{late} {row['cpu_ratio']:>5.2f}x {row['peak'] / 1e6:>8.0f} {row['stays'] / 1e6:>8.0f} "
+        print(f"{row['checkpoint']:<16} {row['backend']:<8} {row['bytes'] / 1e6:>8.0f} {row['weights'] / 1e6:>8.0f} "
+              f"{row['floor']:>8.2f} {row['seconds']:>8.2f} {row['ratio']:>5.2f}x{late} {row['cpu_ratio']:>5.2f}x "
+              f"{row['peak'] / 1e6:>8.0f} {row['stays'] / 1e6:>8.0f} "
               f"{row['extra']:>5.2f}x{large}")
 
 

@@ -101,7 +101,8 @@ class SentenceTransformers:
         self.about = {"provider": f"torch {torch.__version__}", "precision": precision, "version": sentence_transformers.__version__}
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        vectors = self.model.encode(texts, batch_size=self.batch, convert_to_tensor=True, show_progress_bar=False, normalize_embeddings=True)
+        vectors = self.model.encode(texts, batch_size=self.batch, convert_to_tensor=True, show_progress_bar=False,
+                                    normalize_embeddings=True)
         return vectors.float().numpy()
 
     def decoder(self) -> Callable[[], np.ndarray]:

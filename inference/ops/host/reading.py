@@ -55,7 +55,7 @@ def _fill(entry: Entry, first: int, out: np.ndarray) -> None:
 
 
 def _read(file: Any, entry: Entry, out: np.ndarray) -> None:
-    left = memoryview(out.view(np.uint8))
+    left = memoryview(out.view(np.uint8))  # type: ignore[arg-type]
     while left:
         if not (count := file.readinto(left)):
             raise CheckpointError(f"{entry.path} was cut off while {entry.name} was read from it; download it again")
@@ -82,7 +82,8 @@ class Joined:
     """Weights of one width, one below the other."""
 
     def __init__(self, parts: Sequence[Weight]) -> None:
-        self.parts, self.shape = parts, (sum(map(len, parts)), parts[0].shape[1])
+        self.parts = parts
+        self.shape: tuple[int, ...] = (sum(map(len, parts)), parts[0].shape[1])
 
     def __len__(self) -> int:
         return self.shape[0]
