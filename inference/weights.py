@@ -146,17 +146,19 @@ class Weights:
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """The tensor on the backend; CheckpointError where it is missing or not of the shape the config promises."""
+        full, entry = self._taken(name, shape)
+        x = self._backend.read(entry)
+        return self._backend.shifted(x, self._changes[full]()) if full in self._changes else x
+
+    def _taken(self, name: str, shape: tuple[int, ...] | None) -> tuple[str, Any]:
         full, entry = self._prefix + name, self._entry(name)
         if shape is not None and tuple(entry.shape) != shape:
             raise CheckpointError(f"{full} has shape {list(entry.shape)}; the config promises {list(shape)}")
         self._used.add(full)
-        x = self._backend.read(entry)
-        return self._backend.shifted(x, self._changes[full]()) if full in self._changes else x
+        return full, entry
 
-    def _weight(self, name: str, rows: int, width: int) -> tuple[Tensor, tuple[Tensor, Tensor, int, int] | None]:
-        """[rows, width], or its packed words with (scales, biases, bits, group size); bits follow from the shapes."""
-        if not self.has(f"{name}.scales"):
-            return self.tensor(f"{name}.weight", (rows, width)), None
+    def _quantised(self, name: str, rows: int, width: int) -> tuple[Tensor, tuple[Tensor, Tensor, int, int]]:
+        """The packed words of [rows, width] with (scales, biases, bits, group size); bits follow from the shapes."""
         full = f"{self._prefix}{name}"
         if not self.has(f"{name}.biases"):
             raise CheckpointError(f"{full} is quantised without biases (mxfp4, nvfp4 or another mode that is not affine); known: affine")
@@ -172,9 +174,19 @@ class Weights:
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Linear:
         """`<name>.weight` [outputs, inputs] and, if `bias`, `<name>.bias` [outputs]."""
-        weight, quantised = self._weight(name, outputs, inputs)
-        linear: Linear = self._backend.Linear(weight, self._bias(name, outputs, bias), quantised)
+        linear: Linear = self._backend.Linear(*self._part(name, inputs, outputs, bias))
         return linear
+
+    def _part(self, name: str, inputs: int, outputs: int, bias: bool) -> tuple[Any, Tensor | None, Any]:
+        """Weight, bias, how it is quantised. A weight that nothing changes may stay in its file until the backend packs it."""
+        quantised = None
+        if self.has(f"{name}.scales"):
+            weight, quantised = self._quantised(name, outputs, inputs)
+        elif f"{self._prefix}{name}.weight" in self._changes:
+            weight = self.tensor(f"{name}.weight", (outputs, inputs))
+        else:
+            weight = self._backend.stored(self._taken(f"{name}.weight", (outputs, inputs))[1])
+        return weight, self._bias(name, outputs, bias), quantised
 
     def _bias(self, name: str, width: int, wanted: bool) -> Tensor | None:
         return self.tensor(f"{name}.bias", (width,)) if wanted else None
@@ -182,13 +194,15 @@ class Weights:
     def linears(self, *names: str, inputs: int, outputs: int | tuple[int, ...], bias: bool = True) -> Linears:
         """Several projections of one input, called together; `outputs` is one width for all or one for each."""
         widths = (outputs,) * len(names) if isinstance(outputs, int) else outputs
-        parts = [self.linear(name, inputs, width, bias=bias) for name, width in zip(names, widths, strict=True)]
+        parts = [self._part(name, inputs, width, bias) for name, width in zip(names, widths, strict=True)]
         linears: Linears = self._backend.Linears(parts)
         return linears
 
     def embedding(self, name: str, rows: int, width: int) -> Embedding:
         """`<name>.weight` [rows, width]"""
-        embedding: Embedding = self._backend.Embedding(*self._weight(name, rows, width))
+        quantised = self.has(f"{name}.scales")
+        embedding: Embedding = self._backend.Embedding(*(
+            self._quantised(name, rows, width) if quantised else (self.tensor(f"{name}.weight", (rows, width)), None)))
         return embedding
 
     def layer_norm(self, name: str, width: int, eps: float, *, bias: bool = True) -> Norm:
@@ -220,7 +234,6 @@ class Weights:
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
             raise CheckpointError(f"the checkpoint is not what its config says: the model has no use for {', '.join(left[:8])}{more}")
-        self._backend.settle()
 
 
 def one_label(w: Weights, name: str) -> int:

@@ -248,12 +248,9 @@ def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_joined_weight_and_its_parts() -> None:
     host.prepare()
-    parts = [host.Linear(normal(n, 20, seed=n), None if n == 3 else normal(n, seed=9)) for n in (8, 3, 5)]
-    whole = [fast.Product(part.weight, part.bias)(normal(4, 20)) for part in parts]
-    joined = host.Linears(parts)
-    host.settle()
-    assert joined.joined.weight is None
-    for got, want in zip(joined(normal(4, 20)), whole, strict=True):
+    parts = [(normal(n, 20, seed=n), None if n == 3 else normal(n, seed=9), None) for n in (8, 3, 5)]
+    whole = [fast.Product(weight, bias)(normal(4, 20)) for weight, bias, _ in parts]
+    for got, want in zip(host.Linears(parts)(normal(4, 20)), whole, strict=True):
         np.testing.assert_array_equal(got, want)
 
 

@@ -24,10 +24,6 @@ TENSOR = mx.array
 Quantised = tuple[mx.array, mx.array, int, int]            # scales, biases, bits, group size
 
 
-def settle() -> None:
-    """Weights are used as they are read."""
-
-
 def prepare() -> None:
     """Nothing to set up: MLX does it when the first array is made, on the thread that makes it."""
 
@@ -45,6 +41,9 @@ def read(x: mx.array) -> mx.array:
     return x
 
 
+stored = read                                              # MLX reads each tensor when it is evaluated, into its own memory
+
+
 def shifted(x: mx.array, change: np.ndarray) -> mx.array:
     """x + change, computed in f32 and kept in the type of x."""
     y = (x.astype(F32) + mx.array(change)).astype(x.dtype)
@@ -53,6 +52,9 @@ def shifted(x: mx.array, change: np.ndarray) -> mx.array:
 
 
 # ---- what Weights hands out
+
+Part = tuple[mx.array, mx.array | None, Quantised | None]  # weight, bias, how it is quantised
+
 
 class Linear:
     def __init__(self, weight: mx.array, bias: mx.array | None = None, quantised: Quantised | None = None) -> None:
@@ -67,8 +69,8 @@ class Linear:
 
 
 class Linears:
-    def __init__(self, parts: Sequence[Linear]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = [Linear(*part) for part in parts]
 
     def __call__(self, x: mx.array) -> tuple[mx.array, ...]:
         return tuple(part(x) for part in self.parts)

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import workloads
+from tests.bench import loading, workloads
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG_TEXTS = 16
 MFLOP_A_TOKEN = 21.233664                                   # MiniLM's linear layers: 2 * 6 * (4 * 384^2 + 2 * 384 * 1536)
 
 
@@ -61,12 +62,12 @@ def checkpoint() -> Path:
     return Path(package.origin).parent / "model"
 
 
-def tokens_of(texts: Sequence[str], folder: Path) -> int:
+def tokens_of(texts: Sequence[str], folder: Path, limit: int = 256) -> int:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(256)
+    tokenizer.enable_truncation(limit)
     return sum(len(e.ids) for e in tokenizer.encode_batch_fast(list(texts)))
 
 
@@ -74,12 +75,13 @@ def ratio(results: dict[str, list[float]], ours: str, theirs: str) -> float:
     return median(a / b for a, b in zip(results[ours], results[theirs], strict=True))
 
 
-def rounds(workers: dict[str, Worker], count: int, texts: list[str], folder: Path) -> dict[str, dict[str, list[float]]]:
+def rounds(workers: dict[str, Worker], count: int, texts: list[str], folder: Path, batch: int = 32) -> dict[str, dict[str, list[float]]]:
     """{system: {"cpu": texts per CPU-second, "wall": texts per second}}, a number a round; the order turns round by round."""
     found: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in workers}
     for turn in range(count):
         for name in [*workers][:: 1 if turn % 2 == 0 else -1]:
-            answer = workers[name].ask("encode", texts=texts, keep=str(folder / f"{name.replace(':', '-')}.npy") if turn == 0 else None)
+            keep = str(folder / f"{name.replace(':', '-')}.npy") if turn == 0 else None
+            answer = workers[name].ask("encode", texts=texts, batch=batch, keep=keep)
             found[name]["cpu"].append(len(texts) / answer["cpu"])
             found[name]["wall"].append(len(texts) / answer["wall"])
     return found
@@ -97,11 +99,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--systems", default="host:f32,host:bf16,st:f32,st:bf16,ort:f32", help="also host:f32:mkl, host:f32:openblas, ...")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--reference", default=sys.executable, metavar="PYTHON", help="interpreter with the `reference` extra installed")
+    parser.add_argument("--only", choices=["modernbert"], help="this part alone; what loading costs alone: python -m tests.bench.loading")
     parser.add_argument("--out", type=Path, default=ROOT / "bench-results")
     options = parser.parse_args(argv)
 
     folder = options.out / "prepared"
     folder.mkdir(parents=True, exist_ok=True)
+    if options.only:
+        return show_modernbert(modernbert(options))
     if not (folder / "model").exists():
         (folder / "model").symlink_to(checkpoint())
     subprocess.run([options.reference, "-m", "tests.bench.systems", "prepare", "1", str(folder)], cwd=ROOT, check=True,
@@ -114,8 +119,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for threads in map(int, options.threads.split(",")):
         report["threads"][threads] = measure(options, threads, folder, texts, short, tokens)
         report["load_after"] = os.getloadavg()
-        (options.out / "cpu.json").write_text(json.dumps(report, indent=1))
+    report["modernbert"] = modernbert(options)
+    report["loading"] = loading.measure(loading.checkpoints(options.out), ["host"], options.rounds)
+    (options.out / "cpu.json").write_text(json.dumps(report, indent=1))
     show(report)
+    show_modernbert(report["modernbert"])
+    loading.show(report["loading"])
     drawn = subprocess.run([options.reference, "-m", "tests.bench.plot", str(options.out / "cpu.json"), str(options.out / "cpu.png")],
                            cwd=ROOT, check=False)
     print(f"\n{options.out / 'cpu.json'}" + (f", {options.out / 'cpu.png'}" if drawn.returncode == 0 else ""))
@@ -163,6 +172,40 @@ def measure(options: argparse.Namespace, threads: int, folder: Path, texts: list
     for worker in workers.values():
         worker.close()
     return results
+
+
+def modernbert(options: argparse.Namespace) -> dict[str, Any]:
+    """ModernBERT-base's shape with random weights, one thread on each side, texts of 20 to 512 tokens.
+
+    The reference pads four neighbours in length at a time: with 32 all would be padded to the longest, which takes it twice as long.
+    """
+    made = loading.make("modernbert-f32", options.out / "prepared", checkpoint())
+    folder = options.out / "prepared" / "modernbert"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "model").exists():
+        (folder / "model").symlink_to(made.resolve())
+    names = [name for name in options.systems.split(",") if name in ("host:f32", "st:f32")]
+    workers = {name: Worker(name, 1, folder, sys.executable if name.startswith("host") else options.reference) for name in names}
+    texts = workloads.long(LONG_TEXTS)
+    found: dict[str, Any] = dict(rounds(workers, options.rounds, texts, folder, batch=4))
+    for name, worker in workers.items():
+        found[name]["rss"] = worker.ask("rss")["rss"]
+        worker.close()
+    result = {"texts": len(texts), "tokens": tokens_of(texts, folder, 512), "load": os.getloadavg()[0], "systems": found}
+    if len(names) == 2:
+        result["cosine"] = cosine(*(np.load(folder / f"{name.replace(':', '-')}.npy") for name in names))
+    return result
+
+
+def show_modernbert(result: dict[str, Any]) -> None:
+    count = result["texts"]
+    print(f"\nModernBERT-base's shape, f32, one thread: {count} texts of {result['tokens'] / count:.0f} tokens on average, load average "
+          f"{result['load']:.1f}")
+    for name, r in result["systems"].items():
+        print(f"{name:<15} {median(r['cpu']):>8.2f} texts per CPU-second {r['rss']:>9.0f} MiB peak RSS")
+    if "cosine" in result:
+        ours, theirs = (result["systems"][name] for name in ("host:f32", "st:f32"))
+        print(f"  host:f32 / st:f32   {ratio({'a': ours['cpu'], 'b': theirs['cpu']}, 'a', 'b'):.2f}x, min cosine {result['cosine']:.8f}")
 
 
 def processor() -> str:

@@ -25,6 +25,7 @@ from tests.bench.workloads import DECODER, DECODER_LENGTHS  # noqa: E402
 
 class System(Protocol):
     about: dict[str, Any]
+    batch: int                                             # texts padded together, where texts are padded
 
     def encode(self, texts: list[str]) -> np.ndarray: ...
     def decoder(self) -> Callable[[], np.ndarray]: ...
@@ -37,6 +38,8 @@ def _decoder_ids() -> list[np.ndarray]:
 
 class Host:
     """This package, through the door its commands use: tokenising, packing, pooling and normalising included."""
+
+    batch = 0
 
     def __init__(self, folder: Path, threads: int, precision: str, blas: str) -> None:
         from inference.config import Settings
@@ -85,6 +88,8 @@ class Host:
 
 
 class SentenceTransformers:
+    batch = 32
+
     def __init__(self, folder: Path, threads: int, precision: str) -> None:
         import sentence_transformers
         import torch
@@ -96,7 +101,8 @@ class SentenceTransformers:
         self.about = {"provider": f"torch {torch.__version__}", "precision": precision, "version": sentence_transformers.__version__}
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        vectors = self.model.encode(texts, batch_size=32, convert_to_tensor=True, show_progress_bar=False, normalize_embeddings=True)
+        vectors = self.model.encode(texts, batch_size=self.batch, convert_to_tensor=True, show_progress_bar=False,
+                                    normalize_embeddings=True)
         return vectors.float().numpy()
 
     def decoder(self) -> Callable[[], np.ndarray]:
@@ -118,7 +124,9 @@ class SentenceTransformers:
 
 
 class OnnxRuntime:
-    """The exported model with onnxruntime's own BERT fusions, fed in batches of 32 neighbours in length."""
+    """The exported model with onnxruntime's own BERT fusions, fed in batches of neighbours in length."""
+
+    batch = 32
 
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime
@@ -137,8 +145,8 @@ class OnnxRuntime:
         encoded = [e.ids for e in self.tokenizer.encode_batch_fast(texts)]
         order = np.argsort([len(ids) for ids in encoded], kind="stable")
         vectors = np.empty((len(texts), 384), np.float32)
-        for begin in range(0, len(texts), 32):
-            batch = order[begin:begin + 32]
+        for begin in range(0, len(texts), self.batch):
+            batch = order[begin:begin + self.batch]
             ids = np.zeros((len(batch), max(len(encoded[i]) for i in batch)), np.int64)
             mask = np.zeros_like(ids)
             for row, i in enumerate(batch):
@@ -203,6 +211,7 @@ def serve(name: str, threads: int, folder: Path) -> None:
         command = json.loads(line)
         answer: dict[str, Any] = {}
         if command["do"] == "encode":
+            system.batch = command.get("batch", system.batch)
             cpu, wall = time.process_time(), time.perf_counter()
             vectors = system.encode(command["texts"])
             answer = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}

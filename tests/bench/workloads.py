@@ -33,6 +33,12 @@ def mixed(count: int) -> list[str]:
     return _texts(lengths, draw)
 
 
+def long(count: int) -> list[str]:
+    """Lognormal lengths between 20 and 512 tokens, median 128."""
+    draw = random.Random(3)
+    return _texts([min(max(int(math.exp(draw.gauss(math.log(128), 0.8))), 20), 512) for _ in range(count)], draw)
+
+
 def short(count: int) -> list[str]:
     return _texts([16] * count, random.Random(2))
 

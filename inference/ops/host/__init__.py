@@ -6,12 +6,9 @@ the same to the bit whatever stands beside it.
 """
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -19,7 +16,7 @@ from ..rules import check_ids
 from . import blas, team
 from .convolution import Depthwise
 from .pointwise import relu, tanh
-from .reading import dequantize, load, read
+from .reading import Joined, Stored, Weight, dequantize, load, read
 
 try:
     from .fast import LayerNorm, RMSNorm, attention, gelu, gelu_tanh, mean, rope, silu
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TENSOR", "Depthwise", "Embedding", "LayerNorm", "Linear", "Linears", "RMSNorm", "attention", "concat", "gelu", "gelu_tanh", "heads",
-    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "settle",
-    "shifted", "silu", "split", "tanh",
+    "l2_normalize", "load", "numpy", "pack", "pool", "prepare", "provider", "put", "put_add", "read", "relu", "rope", "rows", "shifted",
+    "silu", "split", "stored", "tanh",
 ]
 
 F32 = np.float32
@@ -42,16 +39,6 @@ Quantised = tuple[np.ndarray, np.ndarray, int, int]        # scales, biases, bit
 
 
 _provider: blas.Provider | None = None
-
-
-class _Unsettled(threading.local):
-    """What this thread has read: another one may be in the middle of joining its own."""
-
-    def __init__(self) -> None:
-        self.linears: weakref.WeakSet[Linear] = weakref.WeakSet()
-
-
-_unsettled = _Unsettled()
 
 
 def prepare(library: str | None = None, precision: blas.Precision | None = None, threads: int | None = None) -> None:
@@ -64,13 +51,7 @@ def prepare(library: str | None = None, precision: blas.Precision | None = None,
         _provider = blas.choose(library or "auto", precision or "f32")
 
 
-def settle() -> None:
-    """Puts every weight this thread has read into the form it is multiplied in, so that no request has to wait for it."""
-    for linear in list(_unsettled.linears):
-        _ = linear.product
-
-
-pack = team.pack
+pack, stored = team.pack, Stored
 
 
 def provider() -> blas.Provider:
@@ -86,31 +67,14 @@ def shifted(x: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 # ---- what Weights hands out
 
+Part = tuple[Weight, np.ndarray | None, Quantised | None]  # weight, bias, how it is quantised
+
+
 class Linear:
-    """The weight is put into the provider's form by `settle`, or at the first call: some are only parts of a joined one."""
+    """The weight goes from its file into the form it is multiplied in, and no request has to wait for it."""
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, quantised: Quantised | None = None) -> None:
-        self.weight: np.ndarray | None = dequantize(weight, *quantised) if quantised else weight
-        self.bias, self.provider = bias, provider()
-        self._lock = threading.Lock()
-        _unsettled.linears.add(self)
-
-    def take(self) -> np.ndarray:
-        """The weight, for a joined product; this one is of no further use."""
-        assert self.weight is not None
-        weight, self.weight = self.weight, None
-        _unsettled.linears.discard(self)
-        return weight
-
-    @cached_property
-    def product(self) -> blas.Product:
-        with self._lock:
-            if self.weight is None:
-                return self.product
-            ready = self.__dict__["product"] = self.provider.product(self.weight, self.bias)
-            self.weight = None
-            _unsettled.linears.discard(self)
-            return ready
+    def __init__(self, weight: Weight, bias: np.ndarray | None = None, quantised: Quantised | None = None) -> None:
+        self.product = provider().product(_plain(weight, quantised), bias)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         return self.product(x)
@@ -119,19 +83,22 @@ class Linear:
 class Linears:
     """The weights stand in one array, so that one product serves all; the results are views of its columns."""
 
-    def __init__(self, parts: Sequence[Linear]) -> None:
-        weights = [part.take() for part in parts]
+    def __init__(self, parts: Sequence[Part]) -> None:
+        weights = [_plain(weight, quantised) for weight, _, quantised in parts]
         edges = np.cumsum([0, *map(len, weights)]).tolist()
         self.parts = [slice(a, b) for a, b in pairwise(edges)]
         bias = None
-        if any(part.bias is not None for part in parts):
-            bias = np.concatenate([np.zeros(len(w), F32) if part.bias is None else part.bias
-                                   for w, part in zip(weights, parts, strict=True)])
-        self.joined = Linear(np.concatenate(weights), bias)
+        if any(bias is not None for _, bias, _ in parts):
+            bias = np.concatenate([np.zeros(len(w), F32) if b is None else b for w, (_, b, _) in zip(weights, parts, strict=True)])
+        self.product = provider().product(Joined(weights), bias)
 
     def __call__(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
-        y = self.joined(x)
+        y = self.product(x)
         return tuple(y[:, part] for part in self.parts)
+
+
+def _plain(weight: Weight, quantised: Quantised | None) -> Weight:
+    return dequantize(cast(np.ndarray, weight), *quantised) if quantised else weight
 
 
 class Embedding:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from . import steady
+from .reading import Weight, whole
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Provider:
 
     name: str
     precision: Precision
-    product: Callable[[np.ndarray, np.ndarray | None], Product]
+    product: Callable[[Weight, np.ndarray | None], Product]
 
 
 def choose(name: str = "auto", precision: Precision = "f32") -> Provider:
@@ -92,6 +93,10 @@ def _kernels(precision: Precision) -> Provider:
     return Provider(f"kernels ({fast.VECTORS}, avx512_bf16)", precision, fast.HalfProduct)
 
 
+def _steady(name: str, prepare: steady.Prepare) -> Callable[[Weight, np.ndarray | None], Product]:
+    return lambda weight, bias: steady.Product(name, prepare, whole(weight), bias)
+
+
 # ---- libraries by pointer
 
 _INT, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
@@ -140,7 +145,7 @@ def _openblas(precision: Precision) -> Provider:
     if loaded is None:
         raise _Missing("no libopenblas is installed")
     library, name = loaded
-    return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _sgemm(library.cblas_sgemm, w), weight, bias))
+    return Provider(name, precision, _steady(name, lambda w: _sgemm(library.cblas_sgemm, w)))
 
 
 def _numpy(precision: Precision) -> Provider:
@@ -151,7 +156,7 @@ def _numpy(precision: Precision) -> Provider:
 
     def prepare(weight: np.ndarray) -> steady.Multiply:
         return lambda x: np.asarray(np.matmul(x, weight.T))
-    return Provider(f"numpy {np.__version__}", precision, lambda weight, bias: steady.Product("numpy", prepare, weight, bias))
+    return Provider(f"numpy {np.__version__}", precision, _steady("numpy", prepare))
 
 
 # ---- MKL
@@ -205,10 +210,10 @@ def _mkl(precision: Precision) -> Provider:
     library.MKL_Get_Version_String(version, _INT(200))
     name = "mkl " + next((word.removesuffix("-Product") for word in version.value.decode().split() if word[:2] == "20"), "")
     if precision == "f32":
-        return Provider(name, precision, lambda weight, bias: steady.Product(name, lambda w: _mkl_f32(library, w), weight, bias))
+        return Provider(name, precision, _steady(name, lambda w: _mkl_f32(library, w)))
     if "amx_bf16" not in cpu_flags():
         raise _Missing("this processor has no AMX (amx_bf16)")
-    return Provider(f"{name} (AMX)", precision, lambda weight, bias: MklHalves(library, weight, bias, split=precision == "bf16x3"))
+    return Provider(f"{name} (AMX)", precision, lambda weight, bias: MklHalves(library, whole(weight), bias, split=precision == "bf16x3"))
 
 
 def _bytes(count: int) -> np.ndarray:

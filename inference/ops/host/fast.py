@@ -12,6 +12,7 @@ import numpy as np
 
 from .arena import empty, scratch
 from .blas import to_bf16
+from .reading import Weight, blocks
 from .simd import BF16_DOT, LANES, WIDTH
 
 if not WIDTH:
@@ -115,12 +116,18 @@ class Product:
     The weight is kept as panels of WIDTH of its rows, [P, K, WIDTH], which is the order they are read in; columns beyond N are zeros.
     """
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    def __init__(self, weight: Weight, bias: np.ndarray | None) -> None:
         self.outputs = len(weight)
-        self.panels = _panels(weight)
+        self.panels = self._packed(weight)
         self.bias = np.zeros(len(self.panels) * WIDTH, F32)
         if bias is not None:
             self.bias[:self.outputs] = bias
+
+    def _packed(self, weight: Weight) -> np.ndarray:
+        panels = _panels(*weight.shape)
+        for first, rows in blocks(weight, WIDTH):
+            kernels.pack(rows, panels, first // WIDTH)
+        return panels
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         out = empty(len(x), self.outputs)
@@ -138,24 +145,28 @@ def _multiply(kernel: Callable[..., None], x: np.ndarray, product: Product, out:
         part(0, 1)
 
 
-def _panels(weight: np.ndarray) -> np.ndarray:
-    """[N, K] -> [P, K, WIDTH]"""
-    panels = np.zeros((-(-len(weight) // WIDTH), weight.shape[1], WIDTH), weight.dtype)
-    for p, panel in enumerate(panels):
-        part = weight[p * WIDTH:(p + 1) * WIDTH]
-        panel[:, :len(part)] = part.T
+def _panels(outputs: int, inputs: int) -> np.ndarray:
+    """For a weight [N, K]: [P, K, WIDTH], of which only the last has to be zeros before it is filled."""
+    panels = np.empty((-(-outputs // WIDTH), inputs, WIDTH), F32)
+    panels[outputs // WIDTH:] = 0
     return panels
 
 
 class HalfProduct(Product):
     """The same with both factors rounded to bf16 and sums in f32, on processors with avx512_bf16."""
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    def __init__(self, weight: Weight, bias: np.ndarray | None) -> None:
         step = 2 * LANES
         self.inputs = -(-weight.shape[1] // step) * step
-        padded = np.zeros((len(weight), self.inputs), np.uint16)
-        padded[:, :weight.shape[1]] = to_bf16(weight)
-        super().__init__(padded.view(np.uint32), bias)
+        super().__init__(weight, bias)
+
+    def _packed(self, weight: Weight) -> np.ndarray:
+        panels = _panels(len(weight), self.inputs // 2)
+        for first, rows in blocks(weight, WIDTH):
+            padded = np.zeros((len(rows), self.inputs), np.uint16)
+            padded[:, :rows.shape[1]] = to_bf16(rows)
+            kernels.pack(padded.view(F32), panels, first // WIDTH)
+        return panels.view(np.uint32)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         x = _rows(x)[:, 0]

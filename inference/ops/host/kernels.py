@@ -11,6 +11,7 @@ import numpy as np
 from .jit import kernel
 from .simd import (
     BF16_DOT,
+    LANES,
     ROWS,
     WIDTH,
     add_row,
@@ -27,6 +28,7 @@ from .simd import (
     softmax_row,
     tile,
     tile_bf16,
+    transpose,
 )
 
 QUERIES = 2 * ROWS                                          # query rows whose scores are held at once, in the first-level cache
@@ -99,6 +101,26 @@ def mean(x, starts, out):
         for i in range(starts[b], starts[b + 1]):
             add_row(target, source + i * x.strides[0], target, width)
         scale_row(target, width, F32(1) / F32(starts[b + 1] - starts[b]))
+
+
+@kernel("void(float32[:,::1], float32[:,:,::1], intp)")
+def pack(rows, panels, first):
+    """Rows of a weight [n, K] into its panels [P, K, WIDTH], from panel `first` on. What stands in f32 may be any four bytes."""
+    depth, across = rows.shape[1], rows.strides[0]
+    whole = depth - depth % LANES
+    for top in range(0, rows.shape[0], LANES):
+        panel, column = first + top // WIDTH, top % WIDTH
+        count = min(LANES, rows.shape[0] - top)
+        done = 0
+        if count == LANES:
+            source = rows.ctypes.data + top * across
+            target = panels.ctypes.data + panel * panels.strides[0] + 4 * column
+            for k in range(0, whole, LANES):
+                transpose(source + 4 * k, across, target + 4 * WIDTH * k)
+            done = whole
+        for k in range(done, depth):
+            for j in range(count):
+                panels[panel, k, column + j] = rows[top + j, k]
 
 
 @kernel("void(float32[:,:], float32[:,:,::1], float32[::1], float32[:,::1], intp, intp)")

@@ -454,6 +454,23 @@ def column(code: Code, row: ir.Value, target: ir.Value, count: ir.Value, stride:
 
 
 @function("aaa")
+def transpose(code: Code, source: ir.Value, across: ir.Value, target: ir.Value) -> None:
+    """LANES x LANES: target[i * WIDTH + j] = source[j][i]; `across`: bytes from row to row of the source. Bits are moved as they are."""
+    rows = [code.load(source, code.b.mul(across, I64(i)), VI) for i in range(LANES)]
+    step = 1
+    while step < LANES:                                     # swaps the two blocks of step x step off the diagonal, everywhere
+        low = ir.Constant(ir.VectorType(I32, LANES), [I32(i if not i & step else LANES + i - step) for i in range(LANES)])
+        high = ir.Constant(ir.VectorType(I32, LANES), [I32(i + step if not i & step else LANES + i) for i in range(LANES)])
+        for i in range(LANES):
+            if not i & step:
+                a, b = rows[i], rows[i + step]
+                rows[i], rows[i + step] = code.b.shuffle_vector(a, b, low), code.b.shuffle_vector(a, b, high)
+        step *= 2
+    for i, row in enumerate(rows):
+        code.store(row, target, 4 * WIDTH * i)
+
+
+@function("aaa")
 def panel_row(code: Code, row: ir.Value, target: ir.Value, count: ir.Value) -> None:
     """target[:WIDTH] = row[:count] and zeros."""
     for j in range(VECTORS):
