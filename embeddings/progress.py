@@ -53,7 +53,7 @@ class Display:
             self._print(" · ".join([f"{report.done:,}{of} documents", *rates(report, self.total)]))
 
     def problem(self, problem: Problem) -> None:
-        said = problem.message.replace(f"{problem.known!r}: ", "") if problem.known else problem.message
+        said = problem.message.replace(f"{problem.known!r}: ", "... ") if problem.known else problem.message
         self._alike[said] += 1
         if self._shown < SHOWN_PROBLEMS and self._alike[said] <= SHOWN_ALIKE:
             self._shown += 1

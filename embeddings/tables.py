@@ -1,5 +1,5 @@
-"""The database's tables. An SQLite file is nobody's but this program's, so what writes makes or updates them; a PostgreSQL has an owner,
-who says when with `manage.py migrate`."""
+"""The database's tables. An SQLite file is nobody's but this program's, so every command that writes makes or updates them. On PostgreSQL
+only `serve` and `migrate` do: other machines work on it as well."""
 from __future__ import annotations
 
 import fcntl
@@ -20,12 +20,12 @@ def database() -> str:
     return str(connection.settings_dict["NAME"])
 
 
-def ensure(say: Callable[[str], None]) -> None:
-    """Tables as this version needs them. Raises Conflict where they are not and only a person should make them, and what the database
+def ensure(say: Callable[[str], None], *, anywhere: bool = False) -> None:
+    """Tables as this version needs them, on SQLite, or `anywhere`. Raises Conflict where a person has to make them, and what the database
     raises."""
     if not _missing():
         return
-    if connection.vendor != "sqlite":
+    if connection.vendor != "sqlite" and not anywhere:
         raise Conflict(f"The database {database()} lacks tables of this version: run `manage.py migrate` first", code="tables_missing")
     with _alone():
         if _missing():
@@ -41,6 +41,9 @@ def _missing() -> bool:
 @contextmanager
 def _alone() -> Iterator[None]:
     """Two commands that start on an empty directory at the same moment: one makes the tables, the other waits."""
+    if connection.vendor != "sqlite":      # has a directory of its own, elsewhere
+        yield
+        return
     folder = os.open(Path(database()).parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

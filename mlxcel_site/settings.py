@@ -105,7 +105,8 @@ TEMPLATES = [
 
 DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'mlxcel.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    private(Path(DATABASES["default"]["NAME"]))
+    if ":" not in str(DATABASES["default"]["NAME"]):      # :memory:, file:...
+        private(Path(DATABASES["default"]["NAME"]))
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
@@ -30,10 +31,8 @@ def key(folder: Path) -> str:
 
 def private(database: Path) -> None:
     """An SQLite file that is not there yet, for its owner alone; SQLite gives the files beside it the same permissions."""
-    try:
+    with suppress(OSError):      # it is there, or cannot be made: then whoever opens it says so
         os.close(os.open(database, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except OSError:      # it is there, or cannot be made: then whoever opens it says so
-        pass
 
 
 def _unusable(folder: Path, error: OSError) -> ImproperlyConfigured:

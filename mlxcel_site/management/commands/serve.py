@@ -16,7 +16,7 @@ from django.db import DatabaseError, connections
 
 from embeddings import tables
 from inference.config import Settings, describe
-from inference.errors import ConfigError, Conflict
+from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
 
 STOP_SECONDS = 10
@@ -89,9 +89,7 @@ class Command(BaseCommand):
         if problems := [problem for problem in check_model_settings(None) if isinstance(problem, Error)]:
             raise CommandError("; ".join(f"{problem.msg} ({problem.hint})" for problem in problems), returncode=USAGE)
         try:
-            tables.ensure(self.stdout.write)
-        except Conflict as error:
-            raise CommandError(str(error), returncode=USAGE) from None
+            tables.ensure(self.stdout.write, anywhere=True)
         except DatabaseError as error:
             raise CommandError(f"the database {tables.database()} cannot be used: {error}", returncode=USAGE) from None
         connections.close_all()
