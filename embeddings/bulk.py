@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Protocol
 
+from django.db import transaction
+
 from inference.client import InferenceClient
 from inference.wire import ModelSpec
 
@@ -66,10 +68,15 @@ class Watcher(Protocol):
 
 
 class Sifting:
-    """Leaves out what a collection holds already. `ids`: all that the source holds and the collection may keep."""
+    """Leaves out what a collection holds already. `ids`: all that the source holds and the collection may keep.
 
-    def __init__(self, collection: Collection, watcher: Watcher, *, dry_run: bool = False) -> None:
+    `options` are the collection's that are to be remembered. A collection that is not saved is made, and its options are saved, with the
+    first document that is in it, so that a run in which nothing goes in leaves nothing behind.
+    """
+
+    def __init__(self, collection: Collection, watcher: Watcher, *, options: Iterable[str] = (), dry_run: bool = False) -> None:
         self.collection, self.watcher, self.dry_run = collection, watcher, dry_run
+        self._options: list[str] | None = list(options)      # None: they are remembered
         self.report = Report()
         self.ids: set[str] = set()
         self._started = time.monotonic()
@@ -112,7 +119,8 @@ class Sifting:
             else:
                 self.report.unchanged += 1
         if relabelled and not self.dry_run:
-            with self._writing():
+            with self._writing(), transaction.atomic():
+                self._remember()
                 corpus.relabel(self.collection, relabelled)
         self.report.relabelled += len(relabelled)
         if self.dry_run:
@@ -131,6 +139,11 @@ class Sifting:
             self.report.problems.append(problem)
         self.watcher.problem(problem)
 
+    def _remember(self) -> None:
+        if self._options is not None and not self.dry_run:
+            corpus.remember(self.collection, self._options)
+            self._options = None
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         self.watcher.writing(True)
@@ -148,8 +161,9 @@ class Bulk(Sifting):
     """One run over one collection, with the model at hand."""
 
     def __init__(
-            self, collection: Collection, client: InferenceClient, spec: ModelSpec, watcher: Watcher, *, dry_run: bool = False) -> None:
-        super().__init__(collection, watcher, dry_run=dry_run)
+            self, collection: Collection, client: InferenceClient, spec: ModelSpec, watcher: Watcher, *, options: Iterable[str] = (),
+            dry_run: bool = False) -> None:
+        super().__init__(collection, watcher, options=options, dry_run=dry_run)
         self.client, self.spec = client, spec
 
     def run(self, records: Iterable[Record | Problem]) -> Report:
@@ -165,6 +179,8 @@ class Bulk(Sifting):
                 self._feed(encoders, waiting)
             while encoders.busy:
                 self._store(encoders.take())
+        if self.report.stored:
+            self._remember()
         self._tick()
         return self.report
 
@@ -175,8 +191,10 @@ class Bulk(Sifting):
 
     def _store(self, encoded: Sequence[NewDocument | Failure]) -> None:
         documents = [result for result in encoded if isinstance(result, NewDocument)]
-        with self._writing():
-            corpus.upsert(self.collection, documents)
+        if documents:
+            with self._writing(), transaction.atomic():
+                self._remember()
+                corpus.upsert(self.collection, documents)
         self.report.embedded += len(documents)
         self.report.truncated += sum(document.truncated for document in documents)
         self.report.passages += sum(len(document.passages) for document in documents)

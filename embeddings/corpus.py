@@ -79,10 +79,7 @@ def find(name: str) -> Collection | None:
 
 def create(name: str, space: VectorSpace, **options: Any) -> Collection:
     """A new, empty collection on `space`, which need not be saved. Raises InvalidRequest for a bad name, Conflict for a taken one."""
-    try:
-        Collection._meta.get_field("name").clean(name, None)
-    except ValidationError as error:
-        raise InvalidRequest(f"Collection name {name!r}: {' '.join(error.messages)}", param="collection") from None
+    check_name(name)
     with transaction.atomic():
         defaults = {name: getattr(space, name) for name in (*spaces.FIELDS, "revision")}
         saved, _ = VectorSpace.objects.get_or_create(fingerprint=space.fingerprint, defaults=defaults)
@@ -90,6 +87,34 @@ def create(name: str, space: VectorSpace, **options: Any) -> Collection:
     if not made:
         raise Conflict(f"There already is a collection {name!r}", code="collection_exists")
     return collection
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidRequest for a name that no collection can have."""
+    try:
+        Collection._meta.get_field("name").clean(name, None)
+    except ValidationError as error:
+        raise InvalidRequest(f"Collection name {name!r}: {' '.join(error.messages)}", param="collection") from None
+
+
+def remember(collection: Collection, options: Iterable[str]) -> None:
+    """Saves these options of a collection; one that is not saved yet is made, on its space.
+
+    Where someone else has made it in the meantime, it is theirs if it is the same. Raises Conflict if it is not.
+    """
+    values = {name: getattr(collection, name) for name in options}
+    if collection.pk is not None:
+        if values:
+            collection.save(update_fields=[*values, "updated_at"])
+        return
+    try:
+        made = create(collection.name, collection.space, **values)
+    except Conflict:
+        made = get(collection.name)
+        if made.space.fingerprint != collection.space.fingerprint or any(getattr(made, name) != values[name] for name in values):
+            raise
+    collection.pk, collection.space, collection._state.adding = made.pk, made.space, False
+    collection.refresh_from_db(fields=["generation", "deletions", "created_at", "updated_at"])
 
 
 def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]:
@@ -181,6 +206,8 @@ def delete(collection: Collection, external_ids: Iterable[str]) -> int:
 
 def prune(collection: Collection, keep: Container[str], *, dry_run: bool = False) -> int:
     """Removes every document whose id is not in `keep`. Returns how many."""
+    if collection.pk is None:
+        return 0
     gone = [id for id in Document.objects.filter(collection=collection).values_list("external_id", flat=True) if id not in keep]
     return len(gone) if dry_run else delete(collection, gone)
 

@@ -73,7 +73,8 @@ class Encoder:
 
     def _encode(self, records: Sequence[Record]) -> list[NewDocument | Failure]:
         spans = self._spans([record.text for record in records])
-        items = tuple(self.prompt + record.text[span.start:span.end]
+        # Models refuse an empty text; a space is the special tokens alone, as an empty text would be.
+        items = tuple(self.prompt + record.text[span.start:span.end] or " "
                       for record, parts in zip(records, spans, strict=True) for span in parts)
         result = self._patiently(lambda: self.client.embed(EmbedJob(
             items, model=self.model, dimensions=self.dimensions, input_type="document", lane="bulk", partial=True, timeout=JOB_SECONDS)))

@@ -25,35 +25,49 @@ WORKER = "celery -A mlxcel_site worker -Q bulk -P threads -c 2 --without-gossip 
 class Cutting(Sifting):
     """Makes a job of what has changed in the sources."""
 
-    def __init__(self, collection: Collection, watcher: Watcher, sources: Iterable[str]) -> None:
-        super().__init__(collection, watcher)
-        self.job = jobs.create(collection, list(sources))
+    def __init__(self, collection: Collection, watcher: Watcher, sources: Iterable[str], *, options: Iterable[str] = ()) -> None:
+        super().__init__(collection, watcher, options=options)
+        self._sources = list(sources)
+        self.job = jobs.create(collection, self._sources) if collection.pk is not None else None
         self._told = 0
 
-    def run(self, records: Iterable[Record | Problem]) -> Job:
-        """Raises what the database raises, and Conflict where the job was cancelled meanwhile. An interrupted job is cancelled."""
+    def run(self, records: Iterable[Record | Problem]) -> Job | None:
+        """None: the collection is new and no document is fit for it, so that there is neither. Raises what the database raises, and
+        Conflict where the job was cancelled meanwhile. An interrupted job is cancelled."""
         try:
             waiting: list[Record] = []
             for changed in self._changed(records):
                 waiting += changed
-                jobs.keep_open(self.job, self.report)
-                self._tell()
+                if self.job:
+                    jobs.keep_open(self.job, self.report)
+                    self._tell(self.job)
                 if len(waiting) >= 2 * jobs.CHUNK_DOCUMENTS:
                     full = len(waiting) - len(waiting) % jobs.CHUNK_DOCUMENTS
-                    jobs.add(self.job, waiting[:full])
+                    self._add(waiting[:full])
                     waiting = waiting[full:]
-            jobs.add(self.job, waiting)
-            self._tell()
-            jobs.close(self.job, self.report)
+            if waiting:
+                self._add(waiting)
+            if self.report.stored:
+                self._remember()
+            if self.job:
+                self._tell(self.job)
+                jobs.close(self.job, self.report)
         except BaseException:
-            with suppress(DatabaseError, InterfaceError):
-                jobs.cancel(self.job)
+            if self.job:
+                with suppress(DatabaseError, InterfaceError):
+                    jobs.cancel(self.job)
             raise
         return self.job
 
-    def _tell(self) -> None:
+    def _add(self, records: list[Record]) -> None:
+        self._remember()
+        if self.job is None:
+            self.job = jobs.create(self.collection, self._sources)
+        jobs.add(self.job, records)
+
+    def _tell(self, job: Job) -> None:
         for problem in self.report.problems[self._told:]:
-            jobs.failed(self.job, problem)
+            jobs.failed(job, problem)
         self._told = len(self.report.problems)
 
 

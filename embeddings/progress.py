@@ -4,6 +4,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from types import FrameType, TracebackType
 from typing import IO, Any
 
@@ -15,7 +16,7 @@ from .bulk import Report
 from .sources import Problem
 
 PLAIN_SECONDS = 5.0
-SHOWN_PROBLEMS = 50
+SHOWN_PROBLEMS, SHOWN_ALIKE = 50, 20      # in all, and of those that say the same of different documents
 
 
 class Display:
@@ -23,7 +24,8 @@ class Display:
 
     def __init__(self, stream: IO[str], total: int | None) -> None:
         self.stream, self.total = stream, total
-        self._problems = 0
+        self._shown = 0
+        self._alike: Counter[str] = Counter()
         self._next = time.monotonic() + PLAIN_SECONDS
         self._bar = _bar(stream) if stream.isatty() else None
         self._task = self._bar.add_task("", total=total, report=Report()) if self._bar else None
@@ -36,8 +38,11 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar:
             self._bar.stop()
-        if self._problems > SHOWN_PROBLEMS:
-            self._print(f"... and {self._problems - SHOWN_PROBLEMS:,} more problems")
+        alike = {said: count - SHOWN_ALIKE for said, count in self._alike.items() if count > SHOWN_ALIKE}
+        for said, count in alike.items():
+            self._print(f"... and {count:,} more like: {said}")
+        if rest := self._alike.total() - self._shown - sum(alike.values()):
+            self._print(f"... and {rest:,} more problems")
 
     def progress(self, report: Report) -> None:
         if self._bar and self._task is not None:
@@ -48,8 +53,10 @@ class Display:
             self._print(" · ".join([f"{report.done:,}{of} documents", *rates(report, self.total)]))
 
     def problem(self, problem: Problem) -> None:
-        self._problems += 1
-        if self._problems <= SHOWN_PROBLEMS:
+        said = problem.message.replace(f"{problem.known!r}: ", "... ") if problem.known else problem.message
+        self._alike[said] += 1
+        if self._shown < SHOWN_PROBLEMS and self._alike[said] <= SHOWN_ALIKE:
+            self._shown += 1
             self._print(f"{problem.position}: {problem.message}")
 
     def writing(self, now: bool) -> None:

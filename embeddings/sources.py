@@ -11,7 +11,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +81,12 @@ def read(sources: Iterable[str]) -> Iterator[Raw | Problem]:
 
 def total(sources: Iterable[str]) -> int | None:
     """About how many documents the sources hold; None where that cannot be told. Raises InvalidRequest for what cannot be read."""
-    counts = [_count(source) for source in sources]
+    counts = []
+    for source in sources:
+        try:
+            counts.append(_count(source))
+        except OSError as error:
+            _unreadable(source, error)
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
@@ -120,7 +125,8 @@ def _open(source: str) -> Iterator[IO[bytes]]:
 
 
 def _unreadable(source: str, error: Exception) -> NoReturn:
-    raise InvalidRequest(f"{source} cannot be read: {error}", param="source") from error
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    raise InvalidRequest(f"{source} cannot be read: {said}", param="source") from error
 
 
 # --- JSON lines -----------------------------------------------------------------------------------------------------------------------
@@ -174,8 +180,10 @@ def _csv(source: str) -> Iterator[Raw | Problem]:
     csv.field_size_limit(LINE_BYTES)
     delimiter = "\t" if _kind(Path(source)) == ".tsv" else ","
     with _open(source) as stream:
-        # surrogateescape keeps the row count right where a byte is not UTF-8; the row is reported below
-        rows = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=""), delimiter=delimiter)
+        # surrogateescape keeps the row count right where a byte is not UTF-8; the row is reported below. Strict: a quote that is not
+        # closed would make one long cell of the rows after it, and one within a cell would be guessed at.
+        rows = csv.reader(
+            io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=""), delimiter=delimiter, strict=True)
         try:
             header = next(rows, [])
         except csv.Error as error:
@@ -190,7 +198,7 @@ def _csv(source: str) -> Iterator[Raw | Problem]:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Problem(position, f"not CSV: {error}")
+                yield Problem(position, _not_csv(error, first, rows.line_num))
                 continue
             if not row:
                 continue
@@ -200,6 +208,11 @@ def _csv(source: str) -> Iterator[Raw | Problem]:
                 yield Problem(position, "not UTF-8")
             else:
                 yield Raw(position, dict(zip(header, row, strict=True)))
+
+
+def _not_csv(error: csv.Error, first: int, last: int) -> str:
+    said = "a quote is opened and never closed" if "unexpected end of data" in str(error) else str(error)
+    return f"not CSV: {said}" + (f"; lines {first} to {last} are taken for one row and left out" if last > first else "")
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------------------------------
@@ -223,7 +236,8 @@ def _parquet_file(source: str) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InvalidRequest(f"{source}: Parquet needs pyarrow; install it with: pip install 'mlxcel[parquet]'", param="source") from None
+        raise InvalidRequest(f"{source}: Parquet needs pyarrow; install it with: pip install 'mlxcel[parquet]' "
+                             "(in a clone: .venv/bin/pip install -e '.[parquet]')", param="source") from None
     try:
         return pyarrow.parquet.ParquetFile(source)
     except (OSError, pyarrow.ArrowException) as error:
@@ -233,16 +247,19 @@ def _parquet_file(source: str) -> Any:
 # --- directories and single text files ------------------------------------------------------------------------------------------------
 
 def _directory(source: str) -> Iterator[Raw | Problem]:
-    for path in _text_files(Path(source)):
+    closed: list[OSError] = []
+    for path in _text_files(Path(source), closed.append):
         yield _document(path, path.relative_to(source).as_posix())
+    for error in closed:
+        yield Problem(storable.text(str(error.filename)), f"cannot be read: {error.strerror}")
 
 
 def _file(source: str) -> Iterator[Raw | Problem]:
     yield _document(Path(source), Path(source).name)
 
 
-def _text_files(folder: Path) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
+def _text_files(folder: Path, failed: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder, onerror=failed):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if name.lower().endswith(TEXT_FILES) and not name.startswith("."):

@@ -8,16 +8,16 @@ import environ
 from corsheaders.defaults import default_headers
 
 from . import logs
-from .secret_key import secret_key
+from .var import key, prepare, private
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 # Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
-VAR_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+prepare(VAR_DIR)
 
-SECRET_KEY = env.str("DJANGO_SECRET_KEY", default="") or secret_key(VAR_DIR / "secret_key")
+SECRET_KEY = env.str("DJANGO_SECRET_KEY", default="") or key(VAR_DIR)
 DEBUG = env.bool("DJANGO_DEBUG", default=False)
 ALLOWED_HOSTS = env.list("DJANGO_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("DJANGO_CSRF_TRUSTED_ORIGINS", default=[])
@@ -105,6 +105,8 @@ TEMPLATES = [
 
 DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'mlxcel.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    if ":" not in str(DATABASES["default"]["NAME"]):      # :memory:, file:...
+        private(Path(DATABASES["default"]["NAME"]))
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,

@@ -11,7 +11,7 @@ import numpy as np
 
 from inference.config import Settings
 from inference.engine import Engine
-from inference.errors import ServiceError
+from inference.errors import InvalidRequest, ServiceError
 from inference.wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
 SPEC = ModelSpec(
@@ -45,6 +45,8 @@ class FakeClient:
         if self.fail:
             raise self.fail
         assert self.spec is not None
+        if (empty := next((i for i, item in enumerate(job.items) if not item), None)) is not None:
+            raise InvalidRequest(f"input[{empty}] is an empty string", param="input")
         lengths = np.array([len(i) if isinstance(i, tuple) else len(i.split()) + 2 for i in job.items], np.int32)
         tokens = np.minimum(lengths, self.spec.max_length).astype(np.int32)
         data = np.stack([self._vector(item) for item in job.items]) if job.items else np.zeros((0, self.spec.dims), np.float32)

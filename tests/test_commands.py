@@ -125,6 +125,61 @@ def test_prompts_come_by_name_literally_or_from_the_checkpoint(source: Path, opt
     assert (collection.space.document_prompt, collection.query_prompt) == prompts
 
 
+@pytest.mark.parametrize("rows", [[], [{"id": 1, "name": "x"}], [{"id": 1, "text": " "}]])
+def test_a_run_in_which_nothing_goes_in_leaves_nothing_behind(tmp_path: Path, rows: list[Any]) -> None:
+    assert manage("embed_corpus", "c", write(tmp_path / "c.jsonl", *rows)).code == 3 and not Collection.objects.exists()
+
+
+@pytest.mark.parametrize("wrong", [["--text-field", "nope"], ["--id-field", "nope"]])
+def test_an_option_with_which_nothing_goes_in_is_not_remembered(source: Path, wrong: list[str]) -> None:
+    assert manage("embed_corpus", "new", source, *wrong).code == 3
+    assert manage("embed_corpus", "new", source).code == 0
+    assert manage("embed_corpus", "new", source, *wrong).code == 3
+    assert manage("embed_corpus", "new", source, "--json").json["unchanged"] == 2
+
+
+def test_an_option_is_remembered_though_no_document_changes(source: Path) -> None:
+    manage("embed_corpus", "books", source)
+    assert manage("embed_corpus", "books", source, "--query-prompt", "ask: ", "--json").json["unchanged"] == 2
+    assert corpus.get("books").query_prompt == "ask: "
+
+
+def test_blank_documents_are_embedded_where_they_are_asked_for(tmp_path: Path) -> None:
+    source = write(tmp_path / "c.jsonl", {"id": 1, "text": ""}, {"id": 2, "text": " \n"}, {"id": 3, "text": "x"})
+    ended = manage("embed_corpus", "c", source, "--blank", "embed", "--prompt", "", "--json").json
+    assert (ended["embedded"], ended["failed"], texts()) == (3, 0, {"1": "", "2": "", "3": "x"})
+    assert manage("embed_corpus", "split", source, "--blank", "embed", "--prompt", "", "--split", "8", "--json").json["embedded"] == 3
+
+
+def test_a_collection_that_someone_else_made_meanwhile_is_gone_on_with_if_it_is_the_same(
+        source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manage("embed_corpus", "books", source, "--limit", "1")
+    find = corpus.find
+    answers = iter([None])      # the first look, before the other one made it
+    monkeypatch.setattr(corpus, "find", lambda name: next(answers, find(name)))
+    assert manage("embed_corpus", "books", source).code == 0 and list(texts()) == ["a", "b"]
+    answers = iter([None])
+    ended = manage("embed_corpus", "books", source, "--split", "8")
+    assert ended.code in (2, 3) and "There already is a collection 'books'." in ended.message and corpus.get("books").split_tokens == 0
+
+
+@pytest.mark.parametrize("command", [["embed_corpus", "c", "{source}"], ["delete_corpus", "books"]])
+def test_files_that_cannot_be_read_and_questions_nobody_answers_are_told(
+        source: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    manage("embed_corpus", "books", source)
+
+    def refuse(self: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    def nobody(_: str) -> str:
+        raise EOFError
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("builtins.input", nobody)
+    ended = manage(*(part.format(source=source) for part in command))
+    assert (ended.code, ended.message) in [(2, f"{source} cannot be read: Permission denied"),
+                                           (1, "Nothing was removed: nobody answered. --yes does not ask.")]
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--dimensions", "4"], "dims 8 is not 4"), (["--model", "other"], "model_id 'fake-8' is not 'other'"),
     (["--prompt", ""], "document_prompt 'passage: ' is not ''")])
@@ -253,8 +308,8 @@ def test_missing_tables_are_told_with_the_command_that_makes_them(source: Path, 
     def absent(*_: Any) -> None:
         raise OperationalError("no such table: embeddings_collection")
     monkeypatch.setattr(corpus, "find", absent)
-    ended = manage("embed_corpus", "books", source)
-    assert ended.code == 1 and "manage.py migrate" in ended.message
+    ended = manage("search_corpus", "books", "query")
+    assert ended.code == 2 and "holds nothing yet: `manage.py embed_corpus" in ended.message
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +363,8 @@ def test_exports_hold_what_is_stored(source: Path, tmp_path: Path, suffix: str) 
 
 
 def test_an_empty_collection_can_be_exported(tmp_path: Path) -> None:
-    manage("embed_corpus", "none", write(tmp_path / "c.jsonl"))
+    manage("embed_corpus", "none", write(tmp_path / "c.jsonl", {"id": 1, "text": "x"}))
+    manage("delete_corpus", "none", "--id", "1")
     manage("export_corpus", "none", tmp_path / "o.npy")
     assert np.load(tmp_path / "o.npy").shape == (0, 8)
 
@@ -348,6 +404,18 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         display.progress(Report(embedded=200, tokens=4000, seconds=2))
         display.problem(Problem("f:1", "[bad] :smile:"))
     assert "f:1: [bad] :smile:" in stream.getvalue() and "200 of 1,000" in stream.getvalue() and "100 documents/s" in stream.getvalue()
+
+
+def test_problems_that_are_alike_are_counted_after_twenty() -> None:
+    stream = io.StringIO()
+    with Display(stream, None) as display:
+        for i in range(100):
+            display.problem(Problem(f"f:{i}", "no field 'nope' to embed", str(i)))
+            display.problem(Problem(f"g:{i}", f"document {str(i)!r}: not finite", str(i)))
+        display.problem(Problem("h:1", "not JSON"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 43 and "h:1: not JSON" in lines
+    assert lines[-2:] == ["... and 80 more like: no field 'nope' to embed", "... and 80 more like: document ... not finite"]
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.04, "0.0 s"), (59.6, "60 s"), (61, "1 min 01 s"),

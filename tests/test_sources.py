@@ -114,6 +114,16 @@ def test_csv_with_quotes_newlines_bom_and_bad_rows(tmp_path: Path) -> None:
         Record(f"{path}:8", "5", "last", {"lang": "de"})]
 
 
+def test_a_quote_that_is_not_closed_loses_nothing_quietly(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text('id,text\n1,fine\n2,"never closed\n3,lost\n4,lost\n')
+    assert read(path) == [Record(f"{path}:2", "1", "fine"), Problem(
+        f"{path}:3", "not CSV: a quote is opened and never closed; lines 3 to 5 are taken for one row and left out")]
+    path.write_text('id,text\n1,"never closed\n2,"closes it"\n3,fine\n')
+    first, second = read(path)
+    assert isinstance(first, Problem) and "lines 2 to 3" in first.message and second == Record(f"{path}:4", "3", "fine")
+
+
 def test_tsv_and_gzip(tmp_path: Path) -> None:
     path = tmp_path / "c.tsv.gz"
     with gzip.open(path, "wt") as stream:

@@ -8,17 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import DatabaseError, InterfaceError
 
-from embeddings import spaces
+from embeddings import spaces, tables
 from embeddings.models import Collection
 from inference.client import InferenceClient, connect
 from inference.config import LANE, Settings, how_to_serve
-from inference.errors import Busy, Conflict, InferenceFailed, InvalidRequest, ServiceError, TimedOut, told
+from inference.errors import Busy, Conflict, InferenceFailed, InvalidRequest, NotFound, ServiceError, TimedOut, told
 from inference.wire import ModelSpec
 
 FAILED, USAGE, NOTHING, INTERRUPTED = 1, 2, 3, 130
+
+_UNWRITABLE = ("SQLite keeps files beside its own, even to read: let this user write to the directory, "
+               "or copy it and name the copy with MLXCEL_VAR_DIR")
+_CONFIGURATION = {
+    "no such table": "embed_corpus makes the tables", "does not exist": "create the tables with `manage.py migrate`",
+    "readonly database": _UNWRITABLE, "unable to open database file": _UNWRITABLE}
+_PASSING = {"locked": "another process has been writing for longer than the time-out", "full": "free some space",
+            "disk I/O": "the disk may be full or failing"}
 
 
 class CorpusCommand(BaseCommand):
@@ -29,13 +37,27 @@ class CorpusCommand(BaseCommand):
             logging.getLogger("inference").setLevel(logging.WARNING)     # which backend opened is a server's news, not a command's
         try:
             return super().execute(*args, **options)
+        except NotFound as error:
+            hint = (f" in {tables.database()}. `manage.py embed_corpus NAME SOURCE` makes one"
+                    if error.code == "collection_not_found" else "")
+            raise CommandError(f"{error}{hint}", returncode=USAGE) from error
         except ServiceError as error:
             raise CommandError(told(error), returncode=code_of(error)) from error
+        except SystemCheckError as error:
+            error.returncode = USAGE
+            raise
         except (DatabaseError, InterfaceError) as error:
-            raise CommandError(refused(error), returncode=FAILED) from error
+            raise CommandError(refused(error), returncode=USAGE if _hint(str(error), _CONFIGURATION) else FAILED) from error
+        except OSError as error:
+            raise CommandError(f"{error.filename or 'A file'} cannot be read or written: {error.strerror or error}",
+                               returncode=USAGE) from error
 
     def out(self, line: str = "") -> None:
         self.stdout.write(line)
+
+    def say(self, line: str) -> None:
+        """On standard error, in the usual colour: it is no error."""
+        self.stderr.write(line, str)
 
 
 def code_of(error: ServiceError) -> int:
@@ -46,11 +68,14 @@ def code_of(error: ServiceError) -> int:
 def refused(error: Exception) -> str:
     """What a person needs to know of a database's error."""
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hints = {"no such table": "create the tables with `manage.py migrate`", "does not exist": "create the tables with `manage.py migrate`",
-             "locked": "another process has been writing for longer than the time-out", "full": "free some space",
-             "disk I/O": "the disk may be full or failing"}
-    hint = next((hint for part, hint in hints.items() if part in said), None)
-    return f"The database refused: {said}" + (f" ({hint})" if hint else "")
+    if "no such table" in said:
+        return f"{tables.database()} holds nothing yet: `manage.py embed_corpus NAME SOURCE` makes its tables and a collection"
+    hint = _hint(said, _CONFIGURATION | _PASSING)
+    return f"The database {tables.database()} refused: {said}" + (f" ({hint})" if hint else "")
+
+
+def _hint(said: str, hints: dict[str, str]) -> str | None:
+    return next((hint for part, hint in hints.items() if part in said), None)
 
 
 def settings_for(model: str | None, backend: str | None = None, batch_tokens: int | None = None, reranker: str | None = None) -> Settings:

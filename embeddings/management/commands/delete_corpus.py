@@ -28,7 +28,11 @@ class Command(CorpusCommand):
             return
         count = collection.documents.count()
         question = f"Remove collection {collection.name} with {count:,} documents? [y/N] "
-        if not o["no_input"] and input(question).strip().lower() not in ("y", "yes"):
+        try:
+            agreed = o["no_input"] or input(question).strip().lower() in ("y", "yes")
+        except EOFError:
+            raise CommandError("Nothing was removed: nobody answered. --yes does not ask.", returncode=FAILED) from None
+        if not agreed:
             raise CommandError("Nothing was removed", returncode=FAILED)
         get_index().drop(collection)
         self.out(f"Collection {collection.name} removed, {corpus.drop(collection):,} documents")

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from embeddings import corpus, jobs, sources, spaces
+from embeddings import corpus, jobs, sources, spaces, tables
 from embeddings.bulk import Bulk, Report
 from embeddings.following import WORKER, Cutting, Following
 from embeddings.index import get_index
@@ -113,21 +113,22 @@ class Command(CorpusCommand):
         if o["prune"] and o["limit"]:
             raise CommandError("--prune needs the whole of the sources; it cannot be used with --limit", returncode=USAGE)
         total = sources.total(o["source"])
+        tables.ensure(self.say)
         found = corpus.find(o["collection"])
         model = source_of(o["model"]) if o["model"] else model_of(found) if found else None
         used = settings_for(model, o["backend"], o["batch_tokens"])
         with connected(used) as client:
             spec = described(client, model)
-            collection = self._collection(found, spec, model or next(iter(used.embedding_models), ""), o)
-            self._say(f"Collection {collection.name}: {_described(collection)}")
+            collection, options = self._collection(found, spec, model or next(iter(used.embedding_models), ""), o)
+            self.say(f"Collection {collection.name}: {_described(collection)}")
             records: Iterable[sources.Record | sources.Problem] = sources.documents(
                 sources.read(o["source"]), collection.id_field, collection.text_fields)
             if o["limit"]:
                 records, total = islice(records, o["limit"]), min(total, o["limit"]) if total else None
-            self._run(collection, client, spec, records, total, o)
+            self._run(collection, options, client, spec, records, total, o)
 
-    def _collection(self, found: Collection | None, spec: ModelSpec, source: str, o: dict[str, Any]) -> Collection:
-        """The collection with the options of this run; made, or its new options saved, unless it is a dry run."""
+    def _collection(self, found: Collection | None, spec: ModelSpec, source: str, o: dict[str, Any]) -> tuple[Collection, list[str]]:
+        """The collection with the options of this run, and the names of those to remember. Nothing is saved yet."""
         space = spaces.space_for(
             spec, o["dimensions"] or (min(found.space.dims, spec.dims) if found else None),
             found.space.document_prompt if found and o["prompt"] is None else _prompt(spec, o["prompt"], "document"))
@@ -145,10 +146,9 @@ class Command(CorpusCommand):
         if given.get("split_tokens", 0) > spec.max_length:
             raise CommandError(f"--split {given['split_tokens']}: {spec.id} takes at most {spec.max_length} tokens", returncode=USAGE)
         if found is None:
+            corpus.check_name(o["collection"])
             options = {"text_fields": ["text"], "model_source": source, **given}
-            if o["dry_run"]:
-                return Collection(name=o["collection"], space=space, **options)
-            return corpus.create(o["collection"], space, **options)
+            return Collection(name=o["collection"], space=space, **options), list(options)
         try:
             spaces.check(found, space)
         except Conflict as error:
@@ -156,16 +156,14 @@ class Command(CorpusCommand):
                                f"`manage.py delete_corpus {found.name}` and run this again.", returncode=USAGE) from error
         for name, value in given.items():
             setattr(found, name, value)
-        if given and not o["dry_run"]:
-            found.save(update_fields=[*given, "updated_at"])
-        return found
+        return found, list(given)
 
-    def _run(self, collection: Collection, client: Any, spec: ModelSpec, records: Iterable[sources.Record | sources.Problem],
-             total: int | None, o: dict[str, Any]) -> None:
+    def _run(self, collection: Collection, options: list[str], client: Any, spec: ModelSpec,
+             records: Iterable[sources.Record | sources.Problem], total: int | None, o: dict[str, Any]) -> None:
         display = self._display(total)
         if o["workers"] == "celery" and not o["dry_run"]:
-            return self._job(Cutting(collection, display, o["source"]), records, display, total, o)
-        bulk = Bulk(collection, client, spec, display, dry_run=o["dry_run"])
+            return self._job(Cutting(collection, display, o["source"], options=options), records, display, total, o)
+        bulk = Bulk(collection, client, spec, display, options=options, dry_run=o["dry_run"])
 
         def work() -> None:
             with display:
@@ -178,15 +176,16 @@ class Command(CorpusCommand):
 
     def _job(self, cutting: Cutting, records: Iterable[sources.Record | sources.Problem], display: Interruptible, total: int | None,
              o: dict[str, Any]) -> None:
-        self._say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
-
         def cut() -> None:
             with display:
                 cutting.run(records)
         stopped, code = _attempt(cut)
         if stopped:
-            stopped += f" Job {cutting.job.pk} was cancelled; what is stored stays. Run the same command again to go on."
-            return self._end(cutting.collection, cutting.report, code, stopped, o)
+            told = f"Job {cutting.job.pk} was cancelled; what is stored stays. " if cutting.job else ""
+            return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}Run the same command again to go on.", o)
+        if cutting.job is None:
+            return self._end(cutting.collection, cutting.report, code, None, o)
+        self.say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
         self._follow(cutting.job, total, o, cutting)
 
     def _again(self, o: dict[str, Any]) -> None:
@@ -197,7 +196,7 @@ class Command(CorpusCommand):
         if o["resume"]:
             jobs.resume(job)
         else:
-            self._say(f"{jobs.retry(job):,} documents are tried again.")
+            self.say(f"{jobs.retry(job):,} documents are tried again.")
         if settings.BULK_SENDER:
             return self._follow(job, job.read, o)
         with serving(job.collection, o["backend"]) as client:
@@ -205,7 +204,7 @@ class Command(CorpusCommand):
 
     def _follow(self, job: Job, total: int | None, o: dict[str, Any], cutting: Cutting | None = None, client: Any = None) -> None:
         display = self._display(total)
-        following = Following(job, display, self._say, client)
+        following = Following(job, display, self.say, client)
 
         def wait() -> None:
             with display:
@@ -219,7 +218,7 @@ class Command(CorpusCommand):
             said = job.error if job.state == Job.State.FAILED else "The job was cancelled."
             stopped, code = f"{said} What is stored stays. Go on: manage.py embed_corpus --resume {job.pk}.", FAILED
         elif report.failed and not code:
-            self._say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+            self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
         if cutting:
             report.problems[:0] = cutting.report.problems
             report.unreadable = cutting.report.unreadable
@@ -273,14 +272,11 @@ class Command(CorpusCommand):
         self.out(f"  {'wall time':<24}{duration(seconds):>12}   {report.embedded / seconds:,.1f} documents/s"
                  + (f", {report.tokens / seconds:,.0f} tokens/s" if report.tokens else ""))
         if o["prune"] and report.unreadable:
-            self._say(f"Nothing was removed: {report.unreadable:,} lines could not be read, and they may be documents that are stored.")
+            self.say(f"Nothing was removed: {report.unreadable:,} lines could not be read, and they may be documents that are stored.")
         if not report.read:
-            self._say("The sources hold no documents.")
+            self.say("The sources hold no documents.")
         if stopped and code == INTERRUPTED:
-            self._say(stopped)
-
-    def _say(self, line: str) -> None:
-        self.stderr.write(line, self.style.NOTICE)
+            self.say(stopped)
 
 
 def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
@@ -292,7 +288,7 @@ def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
     except (DatabaseError, InterfaceError) as error:
         return refused(error) + ".", FAILED
     except ServiceError as error:
-        return str(error), code_of(error)
+        return str(error).rstrip(".") + ".", code_of(error)
     return None, 0
 
 

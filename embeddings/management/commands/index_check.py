@@ -38,7 +38,7 @@ class Command(CorpusCommand):
                 raise InvalidRequest("--build makes pgvector's graph: DATABASE_URL has to name a PostgreSQL, and MLXCEL_INDEX not be exact")
             started = time.perf_counter()
             added = index.build(collection)  # type: ignore[attr-defined]
-            self.stderr.write(f"{added:,} passages were added in {time.perf_counter() - started:.1f} s")
+            self.say(f"{added:,} passages were added in {time.perf_counter() - started:.1f} s")
         sample = _sample(collection, o["queries"])
         if not sample:
             raise InvalidRequest(f"Collection {collection.name!r} is empty")

@@ -9,7 +9,11 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from embeddings import tables
+from inference.errors import Conflict
 
 
 class Command(BaseCommand):
@@ -20,6 +24,17 @@ class Command(BaseCommand):
         parser.add_argument("--username", default="admin", help="name of the login (admin)")
 
     def handle(self, *args: Any, username: str, **options: Any) -> None:
+        try:
+            tables.ensure(lambda line: self.stderr.write(line, str))
+            self._ensure(username)
+        except Conflict as error:
+            raise CommandError(str(error), returncode=2) from error
+        except DatabaseError as error:
+            raise CommandError(f"The database {tables.database()} cannot be used: {error}", returncode=2) from error
+        except OSError as error:
+            raise CommandError(f"{error.filename} cannot be read or written: {error.strerror}", returncode=2) from error
+
+    def _ensure(self, username: str) -> None:
         users = get_user_model()._default_manager
         kept = Path(settings.VAR_DIR) / f"{username}-password"
         user = users.filter(username=username).first()

@@ -11,15 +11,16 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
 
 from django.core.checks import Error
-from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connections
 
+from embeddings import tables
 from inference.config import Settings, describe
 from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
 
 STOP_SECONDS = 10
+USAGE = 2      # exit code of wrong usage or configuration
 SETTINGS = {     # what options set, where they are given
     "api_key_file": "MLXCEL_API_KEY_FILE", "api_prefix": "MLXCEL_API_PREFIX", "mode": "MLXCEL_MODE", "pooling": "MLXCEL_EMBEDDING_POOLING",
     "embd_normalize": "MLXCEL_EMBEDDING_NORMALIZE", "embedding_batch_size": "MLXCEL_EMBEDDING_BATCH_SIZE",
@@ -75,22 +76,22 @@ class Command(BaseCommand):
         try:
             models, keys = Settings.from_env(), load_keys(os.environ.get("MLXCEL_API_KEYS", ""), os.environ.get("MLXCEL_API_KEY_FILE", ""))
         except ConfigError as error:
-            raise CommandError(str(error)) from None
+            raise CommandError(str(error), returncode=USAGE) from None
         host, port = options["host"], options["port"]
         if not 1 <= port <= 65535:
-            raise CommandError(f"cannot listen on port {port}: expected 1 to 65535")
+            raise CommandError(f"cannot listen on port {port}: expected 1 to 65535", returncode=USAGE)
         if not _is_local(host) and not keys and not options["insecure_no_key"]:
             raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. "
-                               "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key")
+                               "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key", returncode=USAGE)
         address = _claim(host, port)
         from mlxcel_site.checks import check_model_settings
 
         if problems := [problem for problem in check_model_settings(None) if isinstance(problem, Error)]:
-            raise CommandError("; ".join(f"{problem.msg} ({problem.hint})" for problem in problems))
+            raise CommandError("; ".join(f"{problem.msg} ({problem.hint})" for problem in problems), returncode=USAGE)
         try:
-            call_command("migrate", verbosity=0, interactive=False)
+            tables.ensure(self.stdout.write, anywhere=True)
         except DatabaseError as error:
-            raise CommandError(f"the database {connection.settings_dict['NAME']} cannot be used: {error}") from None
+            raise CommandError(f"the database {tables.database()} cannot be used: {error}", returncode=USAGE) from None
         connections.close_all()
         if not _is_local(host):
             os.environ.setdefault("DJANGO_ALLOWED_HOSTS", "*")
@@ -108,7 +109,7 @@ def _to_environment(options: dict[str, Any]) -> None:
         os.environ["MLXCEL_RERANKER_MODEL"] = ",".join(options["reranker_model"])
     if options["pooling"] == "rank":
         if options["mode"] == "embeddings":
-            raise CommandError("--pooling rank is the same as --reranking, which contradicts --embeddings")
+            raise CommandError("--pooling rank is the same as --reranking, which contradicts --embeddings", returncode=USAGE)
         options |= {"pooling": None, "mode": "reranking"}
     if options["alias"]:
         os.environ["MLXCEL_MODEL_ALIASES"] = ",".join(options["alias"])
@@ -137,7 +138,8 @@ def _claim(host: str, port: int) -> str:
             probe.bind(address)
             return str(address[0])
     except OSError as error:
-        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}. Choose another with --port or --host") from None
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}. Choose another with --port or --host",
+                           returncode=USAGE) from None
 
 
 def _run(address: str, port: int, threads: int) -> None:

@@ -43,10 +43,10 @@ class Command(BaseCommand):
         try:
             settings = Settings.from_env()
         except ConfigError as error:
-            raise CommandError(str(error)) from None
+            raise CommandError(str(error), returncode=2) from None
         models = [*settings.embedding_models, *settings.reranker_models]
         if not models:
-            raise CommandError("no model is configured: set MLXCEL_EMBEDDING_MODEL or MLXCEL_RERANKER_MODEL")
+            raise CommandError("no model is configured: set MLXCEL_EMBEDDING_MODEL or MLXCEL_RERANKER_MODEL", returncode=2)
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())

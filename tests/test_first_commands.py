@@ -1,0 +1,67 @@
+"""The commands as a newcomer meets them: no table, no directory, nobody has set anything up."""
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import FAKE, ROOT, environment
+
+
+def manage(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "manage.py", *args], cwd=ROOT, env=environment(var, **FAKE), text=True, capture_output=True,
+                          stdin=subprocess.DEVNULL, timeout=100)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_writes_makes_the_tables_and_what_only_reads_says_what_does(tmp_path: Path) -> None:
+    var, source = tmp_path / "above" / "var", tmp_path / "c.jsonl"
+    source.write_text(json.dumps({"id": 1, "text": "a boat"}) + "\n")
+    done = manage(var, "search_corpus", "c", "boat")
+    assert done.returncode == 2 and f"{var}/mlxcel.sqlite3 holds nothing yet: `manage.py embed_corpus" in done.stderr
+    done = manage(var, "embed_corpus", "c", str(source))
+    assert done.returncode == 0 and done.stderr.count("Making the tables in") == 1, done.stderr
+    assert "a boat" in manage(var, "search_corpus", "c", "boat").stdout
+    done = manage(var, "search_corpus", "other", "boat")
+    assert done.returncode == 2 and f"There is no collection 'other' in {var}/mlxcel.sqlite3" in done.stderr
+    assert [mode(var.parent), mode(var), mode(var / "mlxcel.sqlite3")] == [0o700, 0o700, 0o600]
+
+
+def test_the_login_can_be_made_first_by_two_at_once(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "manage.py", "ensure_admin", "--username", name], cwd=ROOT, text=True,
+                                env=environment(tmp_path / "var", **FAKE), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+               for name in ("one", "two")]
+    told = [process.communicate(timeout=100) for process in running]
+    assert all(out.startswith("admin login") for out, _ in told), told
+    assert "".join(err for _, err in told).count("Making the tables in") == 1
+
+
+@pytest.mark.parametrize("command", [["ensure_admin"], ["search_corpus", "c", "q"], ["check"], ["serve"]])
+def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for var in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/x")):
+        done = manage(var, *command)
+        assert done.returncode == 2 and done.stderr.startswith(f"MLXCEL_VAR_DIR={var} cannot be used: "), done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_only_be_read_is_named(tmp_path: Path) -> None:
+    var = tmp_path / "var"
+    assert manage(var, "ensure_admin").returncode == 0
+    var.chmod(0o500)
+    try:
+        done = manage(var, "search_corpus", "c", "q")
+    finally:
+        var.chmod(0o700)
+    assert done.returncode == 2 and str(var) in done.stderr and "let this user write" in done.stderr
