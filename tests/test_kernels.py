@@ -5,6 +5,7 @@ What every backend promises is in test_ops.py, which runs over these kernels too
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import shutil
@@ -21,9 +22,9 @@ from hypothesis import strategies as st
 
 from inference.batching import Segments
 from inference.config import Settings
-from inference.errors import ConfigError
+from inference.errors import CheckpointError, ConfigError
 from inference.ops import host
-from inference.ops.host import arena, blas, team
+from inference.ops.host import arena, blas, reading, team
 from inference.transports.local import LocalClient
 from inference.wire import EmbedJob
 from tests.conftest import missing
@@ -399,3 +400,46 @@ def test_mkls_bf16_products_are_those_of_the_halves(mkl, split: bool, bound: flo
     scale = np.abs(x).astype(F64) @ np.abs(weight).T
     assert (np.abs(got - a @ b.T) / scale).max() < 1e-6
     assert (np.abs(got - x.astype(F64) @ weight.T.astype(F64)) / scale).max() < bound / 2
+
+
+# ---- from the file into panels
+
+def stored(path: Path, dtype: str, values: np.ndarray) -> reading.Stored:
+    """The bits of `values`, as a file says they are `dtype`."""
+    header = json.dumps({"w": {"dtype": dtype, "shape": list(values.shape), "data_offsets": [0, values.nbytes]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values.tobytes())
+    return reading.Stored(reading.load(path)["w"])
+
+
+@pytest.mark.parametrize("outputs", [1, fast.WIDTH - 1, fast.WIDTH, 3 * fast.WIDTH + fast.LANES + 1])
+@pytest.mark.parametrize("inputs", [1, fast.LANES, 2 * fast.LANES + 3, 5000])
+def test_panels_hold_the_weight(outputs: int, inputs: int) -> None:
+    weight = normal(outputs, inputs)
+    panels = fast.Product(weight, None).panels
+    rows = panels.transpose(0, 2, 1).reshape(-1, inputs)
+    np.testing.assert_array_equal(rows[:outputs], weight)
+    assert not rows[outputs:].any()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "F64", "BF16"])
+def test_a_weight_in_its_file_is_the_one_that_is_read(tmp_path: Path, dtype: str) -> None:
+    """Over more rows than are converted at once."""
+    values = normal(300, 1001)
+    bits = {"F16": np.float16, "F64": np.float64}.get(dtype)
+    weight = stored(tmp_path / "w.safetensors", dtype, blas.to_bf16(values) if dtype == "BF16" else values.astype(bits or np.float32))
+    want = blas.from_bf16(blas.to_bf16(values)) if dtype == "BF16" else values.astype(bits or np.float32).astype(np.float32)
+    np.testing.assert_array_equal(reading.read(weight.entry), want)
+    np.testing.assert_array_equal(reading.whole(weight), want)
+    np.testing.assert_array_equal(fast.Product(weight, None).panels, fast.Product(want, None).panels)
+    joined = reading.Joined([weight, want[:7], weight])
+    np.testing.assert_array_equal(fast.Product(joined, None).panels, fast.Product(np.concatenate([want, want[:7], want]), None).panels)
+
+
+def test_a_file_that_shrinks_under_its_reader_and_a_weight_of_integers(tmp_path: Path) -> None:
+    weight = stored(tmp_path / "w.safetensors", "F32", normal(64, 64))
+    with (tmp_path / "w.safetensors").open("r+b") as file:
+        file.truncate(4000)
+    with pytest.raises(CheckpointError, match=r"w\.safetensors was cut off while w was read"):
+        fast.Product(weight, None)
+    with pytest.raises(CheckpointError, match=r"w is a weight of type I8; expected F64, F32, F16, BF16"):
+        stored(tmp_path / "i.safetensors", "I8", np.ones((4, 4), np.int8))
