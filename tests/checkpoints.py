@@ -18,6 +18,8 @@ from inference.resolve import Source
 from inference.transports.local import LocalClient
 from tests.families import Case
 
+_opened: list[LocalClient] = []
+
 
 def tokenizer(vocabulary: int, end: int = 2) -> tokenizers.Tokenizer:
     """Words `w3`, `w4`, ... are the ids 3, 4, ...; `</s>`, the id `end`, is appended to every text."""
@@ -86,7 +88,18 @@ def read(folder: Path) -> Checkpoint:
 def client(folder: Path, backend: str = "host", **options: Any) -> LocalClient:
     served = connect(Settings(embedding_models=(str(folder),), backend=backend, **options))
     assert isinstance(served, LocalClient)
+    return kept(served)
+
+
+def kept(served: LocalClient) -> LocalClient:
+    """The same; it is closed at the end of its module, if the test does not."""
+    _opened.append(served)
     return served
+
+
+def close_all() -> None:
+    while _opened:
+        _opened.pop().close()
 
 
 def unit(x: np.ndarray) -> np.ndarray:

