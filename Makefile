@@ -20,12 +20,16 @@ WORKER := env -u DJANGO_SETTINGS_MODULE $(BIN)/celery -A inference.app worker -P
 STORAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,storage jobs bulk index search spaces pgvector admin commands rest))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo free-port serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage soak
+.PHONY: help demo serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage soak
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.ready $(if $(filter 0,$(SERVE)),,free-port)  ## Embed the sample corpus, search it, then serve API, docs and admin (SERVE=0 stops after the search; PORT=8080, QUERY='...')
+demo: $(VENV)/.ready  ## Embed the sample corpus, search it, then serve API, docs and admin (SERVE=0 stops after the search; PORT=8080, QUERY='...')
+ifneq ($(SERVE),0)
+	@$(BIN)/python -c 'import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", $(PORT)))' 2>/dev/null || { \
+	  echo "Port $(PORT) is not free. Choose another, such as: make demo PORT=9000" >&2; exit 2; }
+endif
 	@echo; echo '== embed: $(SAMPLE)/corpus.jsonl -> collection "sample"'
 	@$(DEMO) embed_corpus sample $(SAMPLE)/corpus.jsonl --text-field title,text
 	@echo; echo '== search: $(subst ','\'',$(QUERY))'
@@ -38,10 +42,6 @@ ifneq ($(SERVE),0)
 	@echo "try it        curl -s http://localhost:$(PORT)/collections/sample/search -H 'content-type: application/json' -d '{\"query\": \"sailing upwind\", \"limit\": 3}'"
 	@$(DEMO) serve --port $(PORT)
 endif
-
-free-port: $(VENV)/.ready
-	@$(BIN)/python -c 'import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", $(PORT)))' 2>/dev/null || { \
-	  echo "Port $(PORT) is not free. Choose another: make $(MAKECMDGOALS) PORT=9000" >&2; exit 2; }
 
 serve: $(VENV)/.ready  ## Serve what is in MLXCEL_VAR_DIR (var/ by default) on localhost (PORT=8080); other options: manage.py serve --help
 	$(MANAGE) serve --port $(PORT)

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import environ
 from corsheaders.defaults import default_headers
+from django.core.exceptions import ImproperlyConfigured
 
 from . import logs
 from .var import key, prepare, private
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
+
+
+def _number(name: str, default: float) -> float:
+    try:
+        return env.float(name, default=default)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name}={env.str(name)!r}: expected a number") from None
+
 
 # Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
@@ -104,6 +113,8 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'mlxcel.sqlite3'}")}
+if "ENGINE" not in DATABASES["default"]:
+    raise ImproperlyConfigured("DATABASE_URL is no address of a database; expected such as postgres://user:password@host/name")
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     if ":" not in str(DATABASES["default"]["NAME"]):      # :memory:, file:...
         private(Path(DATABASES["default"]["NAME"]))
@@ -122,11 +133,11 @@ AUTH_PASSWORD_VALIDATORS = [
 # Bulk workers (mlxcel_site/celery.py). The function that tells them of chunks is loaded by name, so that apps need not know Celery.
 BULK_BROKER = env.str("MLXCEL_REDIS_URL", default="")
 BULK_SENDER = "mlxcel_site.celery.send" if BULK_BROKER else ""
-BULK_LEASE_SECONDS = env.float("MLXCEL_BULK_LEASE_SECS", default=30.0)
+BULK_LEASE_SECONDS = _number("MLXCEL_BULK_LEASE_SECS", 30.0)
 
 # How single vectors are searched on PostgreSQL: auto builds pgvector's graph for collections of INDEX_FROM passages, exact never.
 INDEX = env.str("MLXCEL_INDEX", default="auto")
-INDEX_FROM = env.int("MLXCEL_INDEX_FROM", default=200_000)
+INDEX_FROM = int(_number("MLXCEL_INDEX_FROM", 200_000))
 
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = f"{API_PREFIX}/static/"

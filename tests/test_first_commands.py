@@ -13,8 +13,8 @@ import pytest
 from tests.servers import FAKE, ROOT, environment
 
 
-def manage(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "manage.py", *args], cwd=ROOT, env=environment(var, **FAKE), text=True, capture_output=True,
+def manage(var: Path, *args: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "manage.py", *args], cwd=ROOT, env=environment(var, **{**FAKE, **settings}), text=True, capture_output=True,
                           stdin=subprocess.DEVNULL, timeout=100)
     assert "Traceback" not in done.stderr, done.stderr
     return done
@@ -53,6 +53,15 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path, command: list[st
         done = manage(var, *command)
         assert done.returncode == 2 and done.stderr.startswith(f"MLXCEL_VAR_DIR={var} cannot be used: "), done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("setting", "value", "said"), [
+    ("DATABASE_URL", "nonsense", "DATABASE_URL is no address"), ("MLXCEL_INDEX_FROM", "many", "MLXCEL_INDEX_FROM='many': expected a number"),
+    ("MLXCEL_BACKEND", "abacus", "MLXCEL_BACKEND='abacus'")])
+def test_settings_that_cannot_work_are_exit_code_two(tmp_path: Path, setting: str, value: str, said: str) -> None:
+    for command in (["ensure_admin"], ["search_corpus", "c", "q"], ["serve", "--port", "1"]):
+        done = manage(tmp_path / "var", *command, **{setting: value})
+        assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

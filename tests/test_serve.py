@@ -60,7 +60,7 @@ def test_the_secret_key_is_one_for_processes_that_start_together(var: Path) -> N
     show = [sys.executable, "-c", "from mlxcel_site.settings import SECRET_KEY; print(SECRET_KEY)"]
     processes = [subprocess.Popen(show, cwd=ROOT, env=environment(var), stdout=subprocess.PIPE) for _ in range(4)]
     assert len({process.communicate()[0] for process in processes}) == 1
-    assert [file.name for file in var.iterdir()] == ["secret_key"]
+    assert sorted(file.name for file in var.iterdir()) == ["mlxcel.sqlite3", "secret_key"]
 
 
 def test_a_port_in_use(var: Path) -> None:

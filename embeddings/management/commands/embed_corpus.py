@@ -273,7 +273,7 @@ class Command(CorpusCommand):
                  + (f", {report.tokens / seconds:,.0f} tokens/s" if report.tokens else ""))
         if o["prune"] and report.unreadable:
             self.say(f"Nothing was removed: {report.unreadable:,} lines could not be read, and they may be documents that are stored.")
-        if not report.read:
+        if not report.read and not stopped:
             self.say("The sources hold no documents.")
         if stopped and code == INTERRUPTED:
             self.say(stopped)

@@ -9,11 +9,13 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import DatabaseError
 
 from embeddings import tables
 from inference.errors import Conflict
+
+USAGE = 2      # exit code of wrong usage or configuration
 
 
 class Command(BaseCommand):
@@ -23,16 +25,23 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--username", default="admin", help="name of the login (admin)")
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().execute(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = USAGE
+            raise
+
     def handle(self, *args: Any, username: str, **options: Any) -> None:
         try:
             tables.ensure(lambda line: self.stderr.write(line, str))
             self._ensure(username)
         except Conflict as error:
-            raise CommandError(str(error), returncode=2) from error
+            raise CommandError(str(error), returncode=USAGE) from error
         except DatabaseError as error:
-            raise CommandError(f"The database {tables.database()} cannot be used: {error}", returncode=2) from error
+            raise CommandError(f"The database {tables.database()} cannot be used: {error}", returncode=USAGE) from error
         except OSError as error:
-            raise CommandError(f"{error.filename} cannot be read or written: {error.strerror}", returncode=2) from error
+            raise CommandError(f"{error.filename} cannot be read or written: {error.strerror}", returncode=USAGE) from error
 
     def _ensure(self, username: str) -> None:
         users = get_user_model()._default_manager
