@@ -17,7 +17,7 @@ env = environ.Env()
 
 def _number(name: str, default: float) -> float:
     try:
-        return env.float(name, default=default)
+        return float(env.str(name, default=str(default)))
     except ValueError:
         raise ImproperlyConfigured(f"{name}={env.str(name)!r}: expected a number") from None
 

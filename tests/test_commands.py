@@ -285,6 +285,20 @@ def test_a_database_that_refuses_ends_the_run_clearly(
     assert "0 documents were stored by this run and stay. Run the same command again" in ended.message and "read" in ended.out
 
 
+def test_what_is_only_told_is_not_in_the_colour_of_errors(source: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+    err = Terminal()
+    call_command("embed_corpus", "books", str(source), stdout=io.StringIO(), stderr=err, force_color=True)
+    assert err.getvalue().startswith("Collection books")
+
+
+def test_a_source_that_is_no_gzip_is_told_in_sentences(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl.gz").write_bytes(b"FM")
+    assert "Not a gzipped file (b'FM'). 0 documents were" in manage("embed_corpus", "c", tmp_path / "c.jsonl.gz").message
+
+
 def test_a_source_that_breaks_off_ends_the_run_with_its_summary(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"id": i, "text": f"{i} {os.urandom(40).hex()}"}) + "\n" for i in range(3000))
     source = tmp_path / "c.jsonl.gz"

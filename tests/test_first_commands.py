@@ -14,8 +14,8 @@ from tests.servers import FAKE, ROOT, environment
 
 
 def manage(var: Path, *args: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "manage.py", *args], cwd=ROOT, env=environment(var, **{**FAKE, **settings}), text=True, capture_output=True,
-                          stdin=subprocess.DEVNULL, timeout=100)
+    done = subprocess.run([sys.executable, "manage.py", *args], cwd=ROOT, env=environment(var, **{**FAKE, **settings}), text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, timeout=100)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -56,7 +56,8 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path, command: list[st
 
 
 @pytest.mark.parametrize(("setting", "value", "said"), [
-    ("DATABASE_URL", "nonsense", "DATABASE_URL is no address"), ("MLXCEL_INDEX_FROM", "many", "MLXCEL_INDEX_FROM='many': expected a number"),
+    ("DATABASE_URL", "nonsense", "DATABASE_URL is no address"),
+    ("MLXCEL_INDEX_FROM", "many", "MLXCEL_INDEX_FROM='many': expected a number"),
     ("MLXCEL_BACKEND", "abacus", "MLXCEL_BACKEND='abacus'")])
 def test_settings_that_cannot_work_are_exit_code_two(tmp_path: Path, setting: str, value: str, said: str) -> None:
     for command in (["ensure_admin"], ["search_corpus", "c", "q"], ["serve", "--port", "1"]):

@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from embeddings import chunks, corpus, encoding, jobs, vectors
+from embeddings import chunks, corpus, encoding, jobs, spaces, vectors
 from embeddings.bulk import Report
 from embeddings.following import Cutting, Following
 from embeddings.jobs import Lost
@@ -41,7 +41,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def cut(count: int = 50, collection: Collection | None = None, watcher: Any = None, **texts: str) -> Job:
     collection = collection or stored.collection()
     source = records({f"d{i}": f"text number {i}" for i in range(count)} | texts)
-    return Cutting(collection, watcher or Quiet(), ["memory"]).run(source)
+    job = Cutting(collection, watcher or Quiet(), ["memory"]).run(source)
+    assert job is not None
+    return job
 
 
 def work(job: Job, client: FakeClient | None = None) -> Job:
@@ -86,6 +88,15 @@ def test_a_job_of_what_is_stored_already_ends_at_once() -> None:
     work(cut(20, collection))
     job = jobs.get(cut(20, collection).pk)
     assert (job.state, job.unchanged, job.embedded, job.chunks.count()) == ("completed", 20, 0, 0)
+
+
+def test_a_new_collection_is_made_with_the_first_document_that_is_fit_for_it() -> None:
+    new = Collection(name="new", space=spaces.space_for(SPEC), text_fields=["text"], blank="fail")
+    assert Cutting(new, Quiet(), [], options=["text_fields", "blank"]).run([Problem("f:1", "not JSON"), *records({"a": " "})]) is None
+    assert not Collection.objects.exists() and not Job.objects.exists()
+    job = Cutting(new, Quiet(), [], options=["text_fields", "blank"]).run([Problem("f:1", "not JSON"), *records({"a": "x"})])
+    assert job is not None and job.collection == Collection.objects.get(name="new", blank="fail")
+    assert jobs.get(job.pk).failed == 1 and job.chunks.count() == 1
 
 
 def test_only_one_gets_a_lease() -> None:
@@ -235,6 +246,7 @@ def test_failed_documents_are_tried_again_without_the_sources() -> None:
 
 def test_lines_that_cannot_be_read_are_kept_as_failures() -> None:
     job = Cutting(stored.collection(), Quiet(), []).run([Problem("f:1", "not JSON"), *records({"a": "x"})])
+    assert job is not None
     job = work(job)
     assert (job.state, job.failed, job.embedded) == ("completed_with_errors", 1, 1)
     assert jobs.retry(job) == 0 and jobs.get(job.pk).state == "completed_with_errors"

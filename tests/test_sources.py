@@ -208,6 +208,19 @@ def test_a_broken_gzip_is_told_and_not_traced(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_folder_that_may_not_be_read_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert read(tmp_path)[1:] == [Problem(f"{tmp_path / 'closed'}", "cannot be read: Permission denied")]
+
+
 def test_lines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = jsonl(tmp_path, *({"_id": i, "text": "x" * 50} for i in range(40_000)))
     assert sources.total([str(path)]) == 40_000
