@@ -160,7 +160,7 @@ class Answer:
         stored = {p.pk: p for p in passages if p.space_id == space.pk}
         scores: dict[int, float] = {}
         client = get_client()
-        (asked,), _ = embed_queries(collection, [query], client)
+        (asked,), *_ = embed_queries(collection, [query], client)
         for pk, blob in Passage.objects.filter(pk__in=list(stored)).values_list("pk", "vector").iterator(chunk_size=256):
             p = stored[pk]
             p.vector = bytes(blob)
