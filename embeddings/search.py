@@ -87,7 +87,7 @@ def nearest(passage: Passage, limit: int = 10) -> list[Hit]:
 
 
 def embed_queries(collection: Collection, queries: Sequence[str], client: InferenceClient) -> tuple[list[NDArray[Any]], int, int]:
-    """A vector [Q, D] f32 per query, the tokens of all, and how many were cut to the model's limit. Q is 1 unless the space is multi-vector."""
+    """A vector [Q, D] f32 per query, the tokens of all, and how many were cut to the limit. Q is 1 unless the space is multi-vector."""
     spec = spaces.served(collection, client)
     dims = collection.space.dims
     rows: list[NDArray[Any]] = []

@@ -1,7 +1,7 @@
 """Reading request bodies, so that clients that send none of what they announced cannot keep the server from everyone else.
 
-A read takes a thread until the body is there, and the WSGI server offers no timed one. So, at most a share of the threads reads at any time,
-and whoever sends nothing for LIMIT seconds is cut off: his end of the connection is closed for reading, the read returns what there was,
+A read takes a thread until the body is there, and the WSGI server offers no timed one. So at most a share of the threads reads at any
+time, and a body that is not there after LIMIT seconds is cut off: the connection is closed for reading, the read returns what there was,
 and the request is answered 408. Which connection a request came by is not told; an address is cut off as a whole, and only while
 nothing else of it is being answered. A proxy in front that buffers bodies does this better.
 """

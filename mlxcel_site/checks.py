@@ -23,7 +23,8 @@ def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
         found = Settings.from_env()
     except ConfigError as error:
         return [Error(str(error), hint="manage.py serve --help lists every setting", id="mlxcel.E001")]
-    return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found), *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
+    return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found),
+            *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
 
 
 def _check_mode(found: Settings) -> list[CheckMessage]:

@@ -86,7 +86,8 @@ def test_who_is_not(http: Client, headers: dict[str, str], path: str) -> None:
     assert response["WWW-Authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/", "/health/ready", "/v1/health/ready", "/v1", "/docs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/", "/health/ready", "/v1/health/ready", "/v1",
+                                  "/docs", "/openapi.json"])
 def test_what_is_open(http: Client, path: str) -> None:
     assert http.get(path).status_code == 200
 

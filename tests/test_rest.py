@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
-from django.urls import resolve
 from django.test import Client, override_settings
+from django.urls import resolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -37,8 +37,8 @@ from inference.errors import (
 )
 from inference.wire import EmbedResult
 from mlxcel_site import errors
-from mlxcel_site.codec import loads
 from mlxcel_site.bodies import Bodies
+from mlxcel_site.codec import loads
 from tests.fakes import RERANKER, SPEC, FakeClient
 
 pytestmark = pytest.mark.usefixtures("served")
