@@ -77,9 +77,10 @@ class Bodies:
         finally:
             self._turns.release()
             self._active[token] = address, None
+        if left and time.monotonic() - started >= self.limit:
+            announced = "" if length is None else f" of the {length} announced by Content-Length"
+            raise BodyTimeout(f"only {wanted - left} bytes{announced} came within {self.limit:g} s")
         if left and length is not None:
-            if time.monotonic() - started >= self.limit:
-                raise BodyTimeout(f"only {wanted - left} of the {length} bytes announced by Content-Length came within {self.limit:g} s")
             raise InvalidRequest(f"the body ended after {wanted - left} of the {length} bytes announced by Content-Length")
         return b"".join(pieces)
 

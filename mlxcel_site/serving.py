@@ -42,7 +42,7 @@ def create() -> Callable[..., Iterable[bytes]]:
 
 def _when_stopped(*steps: Callable[[], None]) -> None:
     """At the signal to stop, ends the reading of bodies and closes the client: what runs is finished, what waits is refused. granian waits
-    for both to be answered, but would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor beside them."""
+    for both to be answered, but would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor."""
     told, tell = socket.socketpair()
     tell.setblocking(False)
     signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)      # open for as long as the process lives

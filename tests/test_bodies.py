@@ -41,6 +41,20 @@ def test_a_stalled_client_does_not_delay_the_end(tmp_path: Path) -> None:
         assert server.process.wait(15) == 0 and time.monotonic() - started < 3
 
 
+def test_a_chunked_body_that_does_not_end_is_answered_and_nobody_else_is_cut_off(tmp_path: Path) -> None:
+    """It parses as it is, which must not be taken for all of it. Others of the same address are served all the while."""
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nd\r\n"
+    with serving(tmp_path / "var", **FAKE) as server, httpx.Client() as other:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30) as connection:
+            connection.sendall(head + b'{"input":"a"}\r\n')
+            started = time.monotonic()
+            while time.monotonic() - started < 11:
+                assert other.post(f"{server.url}/v1/embeddings", json={"input": "b"}, timeout=3).status_code == 200
+                time.sleep(0.2)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert b" 408 " in answer and b"only 13 bytes came within 10 s" in answer
+
+
 def test_a_body_that_ends_early(tmp_path: Path) -> None:
     body = b'{"input":"a"}'
     with serving(tmp_path / "var", **FAKE) as server, stalled(server, body, len(body) + 15) as connection:
