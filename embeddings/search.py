@@ -45,6 +45,7 @@ class SearchResult:
     exact: bool
     tokens: int                      # of the query, as the model saw it, and of the pairs that a reranker saw
     reranker: str = ""               # the served id
+    truncated: int = 0               # how many inputs were cut to their model's limit: the query, pairs of a reranker
 
 
 def search(collection: Collection, query: str, *, client: InferenceClient, limit: int = 10, filter: Mapping[str, Any] | None = None,
@@ -65,15 +66,16 @@ def search(collection: Collection, query: str, *, client: InferenceClient, limit
         filters.parse(filter)        # a wrong filter is told before a model runs
     reranker = _reranker(client, rerank)
     retrieved = _candidates(limit, candidates, bool(reranker))
-    (vector,), tokens = embed_queries(collection, [query], client)
+    (vector,), tokens, cut = embed_queries(collection, [query], client)
     index = get_index()
     documents = None if not filter else filters.matching(collection, _generation(collection), filter)
     answers = index.search(collection, [vector], retrieved, documents=documents)
     found, exact = answers[0], answers.exact
     if reranker is None:
-        return SearchResult(_hits(found, include_text), exact, tokens)
-    hits, seen = _reranked(query, _hits(found, include_text=True), client, reranker)
-    return SearchResult([hit if include_text else replace(hit, text=None) for hit in hits[:limit]], exact, tokens + seen, reranker.id)
+        return SearchResult(_hits(found, include_text), exact, tokens, truncated=cut)
+    hits, seen, cut_pairs = _reranked(query, _hits(found, include_text=True), client, reranker)
+    return SearchResult([hit if include_text else replace(hit, text=None) for hit in hits[:limit]], exact, tokens + seen,
+                        reranker.id, cut + cut_pairs)
 
 
 def nearest(passage: Passage, limit: int = 10) -> list[Hit]:
@@ -84,23 +86,24 @@ def nearest(passage: Passage, limit: int = 10) -> list[Hit]:
     return _hits(found, include_text=True)
 
 
-def embed_queries(collection: Collection, queries: Sequence[str], client: InferenceClient) -> tuple[list[NDArray[Any]], int]:
-    """A vector [Q, D] f32 per query, and the tokens of all. Q is 1 unless the space is multi-vector."""
+def embed_queries(collection: Collection, queries: Sequence[str], client: InferenceClient) -> tuple[list[NDArray[Any]], int, int]:
+    """A vector [Q, D] f32 per query, the tokens of all, and how many were cut to the limit. Q is 1 unless the space is multi-vector."""
     spec = spaces.served(collection, client)
     dims = collection.space.dims
     rows: list[NDArray[Any]] = []
-    tokens = 0
+    tokens = cut = 0
     for at in range(0, len(queries), QUERIES_PER_JOB):
         items = tuple(collection.query_prompt + query for query in queries[at:at + QUERIES_PER_JOB])
         result = client.embed(EmbedJob(items, model=spec.id, dimensions=None if dims == spec.dims else dims, input_type="query"))
         rows += result.vectors()
         tokens += int(result.tokens.sum())
-    return rows, tokens
+        cut += len(result.truncated)
+    return rows, tokens, cut
 
 
 def ranked(collection: Collection, queries: Sequence[str], *, client: InferenceClient, limit: int) -> list[list[Scored]]:
     """By query its best documents: ids and scores only, embedded as one batch."""
-    embedded, _ = embed_queries(collection, queries, client)
+    embedded, *_ = embed_queries(collection, queries, client)
     return get_index().search(collection, embedded, limit)
 
 
@@ -124,13 +127,14 @@ def _candidates(limit: int, wanted: int | None, reranking: bool) -> int:
     return (wanted or min(CANDIDATES * limit, MAX_LIMIT)) if reranking else limit
 
 
-def _reranked(query: str, hits: list[Hit], client: InferenceClient, reranker: ModelSpec) -> tuple[list[Hit], int]:
-    """All of `hits` in the order of their passages' relevance, equal ones in the order they were found, and the tokens of all pairs."""
+def _reranked(query: str, hits: list[Hit], client: InferenceClient, reranker: ModelSpec) -> tuple[list[Hit], int, int]:
+    """All of `hits` in the order of their passages' relevance, equal ones in the order they were found; the tokens of all pairs, and how
+    many were cut."""
     if not hits:
-        return [], 0
+        return [], 0, 0
     result = client.rerank(RerankJob(query, tuple(hit.text or "" for hit in hits), model=reranker.id))
     order = np.argsort(-result.scores, kind="stable")
-    return [replace(hits[i], rerank_score=float(str(result.scores[i]))) for i in order], int(result.tokens.sum())
+    return [replace(hits[i], rerank_score=float(str(result.scores[i]))) for i in order], int(result.tokens.sum()), len(result.truncated)
 
 
 def _generation(collection: Collection) -> int:

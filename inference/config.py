@@ -5,7 +5,7 @@ Every name, default and meaning stands in `Settings` below; `describe()` prints 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -178,6 +178,14 @@ class Settings:
 
     def models(self, kind: Kind) -> tuple[str, ...]:
         return self.embedding_models if kind == "embedding" else self.reranker_models
+
+    def unanswered(self, names: Collection[str]) -> str | None:
+        """What is wrong with the aliases, where one is for none of these served names. A mode leaves some out on purpose."""
+        wrong = [(alias, target) for alias, target in self.aliases.items() if target not in names]
+        if not wrong or self.mode:
+            return None
+        (alias, target), served = wrong[0], ", ".join(f"`{name}`" for name in names) or "none"
+        return f"alias `{alias}` is for model `{target}`, which is not served; served: {served} (--alias, MLXCEL_MODEL_ALIASES)"
 
     def refusal(self, kind: Kind) -> str | None:
         """Why models of this kind are not served, where that is because the mode is another one."""

@@ -82,7 +82,7 @@ def kind(value: object) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return f"the number {value:.40g}" if isinstance(value, float) else f"the number {value}"
+            return f"the number {value!r}"
         case str():
             return f'the string "{short(value)}"'
         case list():

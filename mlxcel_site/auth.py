@@ -15,7 +15,8 @@ from inference.errors import ConfigError, Unauthorized
 
 from .errors import respond
 
-PUBLIC = {"/", "/docs", "/openapi.json", "/favicon.ico"}
+READY = {"/health/ready", "/v1/health/ready"}
+PUBLIC = {*READY, "/", "/v1", "/docs", "/openapi.json", "/favicon.ico"}
 HEALTH = {"/health", "/v1/health"}
 PAGES = ("/admin", "/static/")
 HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
@@ -39,31 +40,37 @@ class ApiKeys:
 
 
 def load_keys(listed: str = "", file: str | Path = "") -> ApiKeys:
-    """Keys of MLXCEL_API_KEYS (`listed`: one CSV row, fields taken as they are, `"` quotes a field that holds a comma) and of
-    MLXCEL_API_KEY_FILE (`file`: one key a line, taken as it is; empty lines and lines that begin with # are skipped).
+    """Keys of MLXCEL_API_KEYS (`listed`: one CSV row, `"` quotes a field that holds a comma) and of MLXCEL_API_KEY_FILE
+    (`file`: one key a line; empty lines and lines that begin with # are skipped). Blanks and carriage returns at the end of a key are taken
+    off with a warning: no header can carry them.
 
     Raises ConfigError where a source is given and holds no key: a server must not open up because of an empty file."""
     keys: list[str] = []
     if listed:
         try:
-            found = [key for row in csv.reader(io.StringIO(listed, newline=""), strict=True) for key in row if key]
+            found = [key for row in csv.reader(io.StringIO(listed, newline=""), strict=True) for key in row if key.strip()]
         except csv.Error as error:
             raise ConfigError(f"MLXCEL_API_KEYS is not a CSV row: {error}", param="MLXCEL_API_KEYS") from None
         if not found:
             raise ConfigError("MLXCEL_API_KEYS is set but holds no key; unset it to serve without keys", param="MLXCEL_API_KEYS")
-        keys += found
+        keys += _sendable(found, "MLXCEL_API_KEYS", "key")
     if file:
         try:
             lines = Path(file).read_bytes().decode("utf-8", "surrogateescape").split("\n")
         except OSError as error:
             raise ConfigError(f"MLXCEL_API_KEY_FILE={str(file)!r} cannot be read: {error.strerror}", param="MLXCEL_API_KEY_FILE") from None
-        found = [line for line in lines if line and not line.startswith("#")]
-        if not found:
+        if not (found := _sendable(["" if line.startswith("#") else line for line in lines], str(file), "line")):
             raise ConfigError(f"MLXCEL_API_KEY_FILE={str(file)!r} holds no key", param="MLXCEL_API_KEY_FILE")
-        if any(line.endswith("\r") for line in found):
-            warnings.warn(f"{file} has Windows line ends; the carriage return is part of each key", stacklevel=2)
         keys += found
     return ApiKeys(keys)
+
+
+def _sendable(found: list[str], where: str, unit: str) -> list[str]:
+    """Keys as a header can carry them."""
+    if numbers := [str(number) for number, key in enumerate(found, 1) if key.rstrip() and key != key.rstrip()]:
+        shown = ", ".join(numbers[:10]) + (" ..." if len(numbers) > 10 else "")
+        warnings.warn(f"{where}: blanks or carriage returns at the end of {unit} {shown} are not part of the key", stacklevel=3)
+    return [key.rstrip() for key in found if key.strip()]
 
 
 def presented(request: HttpRequest) -> bytes:
@@ -83,6 +90,8 @@ class ApiKeyMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         path = request.path_info
         public = path in PUBLIC or path.startswith(PAGES) or (path in HEALTH and "mlxcel.prefix" not in request.META)
-        if not self.keys or public or request.method == "OPTIONS" or self.keys.admits(presented(request)):
+        admitted = not self.keys or self.keys.admits(presented(request))
+        if admitted or public or request.method == "OPTIONS":
+            request.META["mlxcel.admitted"] = admitted
             return self.get_response(request)
         return respond(Unauthorized("Invalid API Key"))

@@ -23,7 +23,8 @@ def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
         found = Settings.from_env()
     except ConfigError as error:
         return [Error(str(error), hint="manage.py serve --help lists every setting", id="mlxcel.E001")]
-    return [*_check_processes(found.transport), *_check_mode(found), *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
+    return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found),
+            *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
 
 
 def _check_mode(found: Settings) -> list[CheckMessage]:
@@ -33,6 +34,17 @@ def _check_mode(found: Settings) -> list[CheckMessage]:
     return [Error(f"MLXCEL_MODE={found.mode} (--{found.mode}) needs a model of that kind, and {name} names none",
                   hint="--model or MLXCEL_EMBEDDING_MODEL name embedding models, --reranker-model or MLXCEL_RERANKER_MODEL rerankers",
                   id="mlxcel.E004")]
+
+
+def _check_aliases(found: Settings) -> list[CheckMessage]:
+    """By the configured names alone, which may be directories: what a model is called exactly is known when it is loaded."""
+    if found.transport != LOCAL:
+        return []
+    configured = (*found.embedding_models, *found.reranker_models)
+    known = {target for target in found.aliases.values() if any(target in model.replace("--", "/") for model in configured)}
+    if not (problem := found.unanswered((*configured, *sorted(known - {*configured})))):
+        return []
+    return [Error(problem, hint="an alias is NAME=MODEL, MODEL being the id or the full repository id of a served model", id="mlxcel.E007")]
 
 
 def _check_prefix(text: str) -> list[CheckMessage]:

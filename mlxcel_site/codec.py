@@ -11,7 +11,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, ServiceError
 
 # A backslash in JSON always begins an escape, so this walks escape by escape: a whole surrogate pair, half of one, or any other.
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
@@ -41,11 +41,19 @@ def _explain(error: orjson.JSONDecodeError, body: bytes) -> str:
     return f"not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
 
 
+class UnsupportedEncoding(ServiceError):
+    status = 415
+    type = "invalid_request_error"
+
+
 class JSONParser(BaseParser):
     media_type = "*/*"
 
     def parse(self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
         assert parser_context is not None
+        encoding = parser_context["request"].headers.get("Content-Encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            raise UnsupportedEncoding(f"Content-Encoding `{encoding[:80]}` is not accepted; send the body as it is, without compression")
         return loads(parser_context["request"].body)       # Django's own reading, which holds to the body limit
 
 

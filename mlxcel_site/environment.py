@@ -32,7 +32,7 @@ WEB: tuple[tuple[str, str, str], ...] = (
     ("DJANGO_STATIC_ROOT", "", "where collectstatic puts files for a proxy; not needed otherwise"),
     ("DJANGO_DEBUG", "0", "Django's debug pages in the admin; never where others can reach them"),
 )
-INTERNAL = {"MLXCEL_ORIGIN",      # set by `serve` for its process
+INTERNAL = {"MLXCEL_ORIGIN", "MLXCEL_PORT", "MLXCEL_WEB_THREADS",      # set by `serve` for its process
             "MLXCEL_TEST_DATA", "MLXCEL_TEST_DATABASE_URL", "MLXCEL_TEST_POSTGRES"}
 
 

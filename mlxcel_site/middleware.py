@@ -1,7 +1,6 @@
 """What happens to a request before Django's views see it."""
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +10,7 @@ from django.http import HttpRequest, HttpResponseBase
 
 from inference.errors import NotFound
 
-from .auth import HEALTH, PAGES
+from .auth import HEALTH, PAGES, READY
 from .errors import respond
 
 SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -29,6 +28,19 @@ class RequestId:
         return self.get_response(request)
 
 
+class Hostless:
+    """Load balancers ask for health in HTTP/1.0, without a Host."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if not request.META.get("HTTP_HOST") and request.path_info.rstrip("/") in HEALTH | READY:
+            allowed = next(iter(settings.ALLOWED_HOSTS), "localhost")
+            request.META["HTTP_HOST"] = "localhost" if allowed == "*" else allowed.lstrip(".")
+        return self.get_response(request)
+
+
 class TrailingSlash:
     """`/v1/embeddings/` is `/v1/embeddings`. A redirect would turn a POST into a GET."""
 
@@ -39,20 +51,6 @@ class TrailingSlash:
         if not request.path_info.startswith(PAGES):
             request.path_info = request.path_info.rstrip("/") or "/"
         return self.get_response(request)
-
-
-class ChunkedBody:
-    """WSGI middleware: gives a body sent in chunks the length that Django asks for. At most one byte over the limit is read;
-    Django then refuses it as it does any other body that is too long."""
-
-    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
-        self.application = application
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ.get("HTTP_TRANSFER_ENCODING", "").lower() == "chunked" and not environ.get("CONTENT_LENGTH"):
-            body = _read(environ["wsgi.input"], settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1)
-            environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
-        return self.application(environ, start_response)
 
 
 class Prefix:
@@ -70,11 +68,3 @@ class Prefix:
             start_response(f"{response.status_code} {response.reason_phrase}", list(response.items()))
             return [response.content]
         return self.application(environ, start_response)
-
-
-def _read(stream: Any, limit: int) -> bytes:
-    pieces, left = [], limit
-    while left and (piece := stream.read(min(left, 1 << 20))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)

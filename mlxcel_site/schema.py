@@ -80,7 +80,7 @@ retrieve_model = extend_schema(operation_id="retrieveModel", summary="One served
                                responses={200: {"$ref": "#/components/schemas/Model"}}, extensions={"x-errors": [404]})
 health = extend_schema(operation_id="health", summary="Whether the process answers", tags=["Health"], auth=[],
                        responses={200: {"$ref": "#/components/schemas/Status"}})
-ready = extend_schema(operation_id="ready", summary="Whether every configured model can be used", tags=["Health"],
+ready = extend_schema(operation_id="ready", summary="Whether every configured model can be used", tags=["Health"], auth=[],
                       responses={200: {"$ref": "#/components/schemas/Status"}}, extensions={"x-errors": [503]})
 
 

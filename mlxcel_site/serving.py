@@ -13,7 +13,8 @@ from multiprocessing import util
 from django.core.checks.urls import check_url_config
 
 from inference.client import InferenceClient, get_client
-from inference.errors import ServiceError
+from inference.config import LANE, Settings
+from inference.errors import ConfigError, ServiceError
 from inference.wire import EmbedJob, ModelSpec, RerankJob
 
 WAITING = {"loading": "its worker is loading it", "stale": "no worker answers at the moment"}
@@ -24,7 +25,7 @@ def create() -> Callable[..., Iterable[bytes]]:
     # Ctrl-C goes to the terminal's whole process group, and the parent then stops this process with SIGTERM. Where both arrive granian
     # hangs until it is killed, and it handles SIGINT whatever is set here: so this process leaves the group.
     os.setpgrp()
-    from .wsgi import application
+    from .wsgi import application, bodies
 
     try:
         load_models(get_client())
@@ -32,16 +33,16 @@ def create() -> Callable[..., Iterable[bytes]]:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     util.Finalize(None, get_client().close, exitpriority=0)
-    _close_when_stopped(get_client())
+    _when_stopped(bodies.stop, get_client().close)
     check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
     return application
 
 
-def _close_when_stopped(client: InferenceClient) -> None:
-    """At the signal to stop, closes the client: what runs is finished, what waits is refused. granian waits for both to be answered, but
-    would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor beside them."""
+def _when_stopped(*steps: Callable[[], None]) -> None:
+    """At the signal to stop, ends the reading of bodies and closes the client: what runs is finished, what waits is refused. granian waits
+    for both to be answered, but would let the waiting ones run. It also owns the signals' handlers, hence the file descriptor."""
     told, tell = socket.socketpair()
     tell.setblocking(False)
     signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)      # open for as long as the process lives
@@ -49,9 +50,10 @@ def _close_when_stopped(client: InferenceClient) -> None:
     def wait() -> None:
         while not {signal.SIGTERM, signal.SIGINT} & set(told.recv(64)):
             pass
-        client.close()
+        for step in steps:
+            step()
 
-    threading.Thread(target=wait, name="close-when-stopped", daemon=True).start()
+    threading.Thread(target=wait, name="when-stopped", daemon=True).start()
 
 
 def load_models(client: InferenceClient) -> None:
@@ -70,6 +72,9 @@ def load_models(client: InferenceClient) -> None:
         else:
             client.rerank(RerankJob(query="ready", documents=("ready",), model=model.id))
         print(f"  {model.id}: {_summary(client.describe(model.kind, model.id) or model)}", flush=True)
+    settings = Settings.from_env()
+    if settings.transport != LANE and (problem := settings.unanswered([name for model in models for name in (model.id, *model.aliases)])):
+        raise ConfigError(problem, param="MLXCEL_MODEL_ALIASES")
     if not models:
         print("  none yet", flush=True)
     print(f"Ready after {time.perf_counter() - started:.1f} s.", flush=True)

@@ -80,6 +80,7 @@ INSTALLED_APPS = [
     "rerank",
 ]
 MIDDLEWARE = [
+    "mlxcel_site.middleware.Hostless",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "mlxcel_site.middleware.RequestId",

@@ -4,12 +4,13 @@ from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
 
 from .errors import handler400, handler403, handler404, handler500  # noqa: F401  Django looks for them here
 from .metrics import metrics
-from .views import Health, Models, OneModel, Props, Ready, home
+from .views import Base, Health, Models, OneModel, Props, Ready, home
 
 urlpatterns = [
     path("", home, name="home"),
     path("", include("embeddings.urls")),
     path("", include("rerank.urls")),
+    path("v1", Base.as_view(schema=None)),
     path("v1/models", Models.as_view(), name="models"),
     path("v1/models/<path:model>", OneModel.as_view()),
     path("models", Models.as_view(schema=None)),

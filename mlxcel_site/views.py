@@ -113,8 +113,19 @@ class Ready(APIView):
     def get(self, request: Request) -> Response:
         health = get_client().health()
         if (status := health["status"]) != "ok":
-            raise Unavailable(health.get("error") or NOT_READY.get(status, str(status)))
+            known = request.META.get("mlxcel.admitted", True)      # who shows no key is told a status and nothing of models
+            raise Unavailable((known and health.get("error")) or NOT_READY.get(status, str(status)))
         return Response({"status": "ok"})
+
+
+class Base(APIView):
+    """The base URL of OpenAI's clients, as a person opens it."""
+
+    def get(self, request: Request) -> Response:
+        return Response({
+            "name": "mlxcel", "docs": request.build_absolute_uri(reverse("docs")), "openapi": request.build_absolute_uri(reverse("schema")),
+            "routes": {"POST": ["/v1/embeddings", "/v1/rerank", "/collections/{name}/search"],
+                       "GET": ["/v1/models", "/collections", "/jobs", "/health", "/health/ready", "/metrics"]}})
 
 
 @csrf_exempt

@@ -8,8 +8,11 @@ _django = get_wsgi_application()
 
 from django.conf import settings  # noqa: E402
 
+from .bodies import Bodies  # noqa: E402
 from .checks import require_sound_configuration  # noqa: E402  needs Django's settings
-from .middleware import ChunkedBody, Prefix  # noqa: E402
+from .middleware import Prefix  # noqa: E402
 
 require_sound_configuration()
-application = Prefix(ChunkedBody(_django), settings.API_PREFIX) if settings.API_PREFIX else ChunkedBody(_django)
+# Half of the threads at most read bodies; a server that does not tell how many it has gets a share that is small.
+bodies = Bodies(_django, readers=max(int(os.environ.get("MLXCEL_WEB_THREADS", "16")) // 2, 1))
+application = Prefix(bodies, settings.API_PREFIX) if settings.API_PREFIX else bodies

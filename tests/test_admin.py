@@ -340,6 +340,28 @@ def test_why_a_document_is_found(admin_client: Client, collection: Collection, f
     assert f"The query scores {float(vectors[0] @ vectors[1]):.4f}" in text
 
 
+def test_what_the_model_did_not_read_does_not_explain(admin_client: Client, collection: Collection, fake: FakeClient) -> None:
+    """FakeClient reads 32 tokens, two of them special: ten sentences of three words."""
+    assert fake.spec is not None and fake.spec.max_length == 32
+    document = put(collection, "a", " ".join(f"Sentence number {i}." for i in range(40)), truncated=True)
+    text = plain(get(admin_client, url("document_change", document.pk), {"q": "Sentence number 30."}))
+    why = text[text.index("Why is it found?"):text.index("Each passage" if "Each passage" in text else " Text ")]
+    assert "Its sentences that the model read (the text was cut after them)" in why
+    assert "Sentence number 9." in why and "Sentence number 10." not in why and "1.0000" not in why
+
+
+def test_only_the_best_sentences_are_listed(admin_client: Client, collection: Collection) -> None:
+    document = put(collection, "a", " ".join(f"{i}." for i in range(20)))
+    text = plain(get(admin_client, url("document_change", document.pk), {"q": "7."}))
+    assert "The best 12 of 20 sentences, each embedded alone" in text and "1.0000 7. (best)" in text
+
+
+@pytest.mark.parametrize(("tokens", "limit", "read"), [
+    ([5, 5, 5, 5, 8], 8, 2), ([5, 5, 5, 5, 8], 9, 3), ([5, 5, 5, 5, 8], 100, 4), ([8, 8, 8, 8], 8, 1), ([5, 9, 9, 9], 9, 2)])
+def test_how_many_sentences_were_read(tokens: list[int], limit: int, read: int) -> None:
+    assert documents._read(tokens, limit) == read
+
+
 def test_the_part_that_answers_best_is_opened(admin_client: Client, collection: Collection) -> None:
     words = " ".join(f"word{i}" for i in range(40))
     document = put(collection, "long", words, split=12)

@@ -73,5 +73,6 @@ def test_examples(http: Client) -> None:
 def test_routes_are_listed() -> None:
     listed = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", TEXT))
     assert listed == {
-        "/v1/embeddings", "/embedding", "/v1/rerank", "/v1/models", "/v1/models/{id}", "/props", "/metrics", "/health", "/health/ready",
+        "/v1/embeddings", "/embedding", "/v1/rerank", "/v1", "/v1/models", "/v1/models/{id}", "/props", "/metrics", "/health",
+        "/health/ready",
         "/collections", "/collections/{name}", "/collections/{name}/search"}

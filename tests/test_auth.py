@@ -13,7 +13,7 @@ from mlxcel_site.checks import check_api_keys
 from tests.fakes import FakeClient
 
 KEY = "s3cret, \"quoted\""
-CSV = 'other,"s3cret, ""quoted""", spaced ,,é'
+CSV = 'other,"s3cret, ""quoted""", spaced,,é'
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def http(served: FakeClient) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("listed", "keys"), [
-    ("a", ["a"]), ("a,b", ["a", "b"]), (" a , b", [" a ", " b"]), ('"a,b",c', ["a,b", "c"]), ('"a""b"', ['a"b']), ("a,,b,", ["a", "b"]),
+    ("a", ["a"]), ("a,b", ["a", "b"]), (" a, b", [" a", " b"]), ('"a,b",c', ["a,b", "c"]), ('"a""b"', ['a"b']), ("a,,b,", ["a", "b"]),
     ("a,a", ["a"])])
 def test_listed_keys(listed: str, keys: list[str]) -> None:
     found = load_keys(listed)
@@ -32,12 +32,20 @@ def test_listed_keys(listed: str, keys: list[str]) -> None:
 
 def test_keys_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# people\nalice\n\n bob \n#eve\n")
+    file.write_text("# people\nalice\n\n bob\n#eve\n")
     found = load_keys("root", file)
-    assert len(found) == 3 and all(found.admits(key) for key in (b"root", b"alice", b" bob ")) and not found.admits(b"bob")
-    file.write_bytes(b"alice\r\n")
-    with pytest.warns(UserWarning, match="Windows line ends"):
-        assert load_keys("", file).admits(b"alice\r")
+    assert len(found) == 3 and all(found.admits(key) for key in (b"root", b"alice", b" bob")) and not found.admits(b"bob")
+
+
+@pytest.mark.parametrize("content", [b"# \r\nalice\r\n\r\n", b"\nalice \n", b"\nalice\t\r\n  \n"])
+def test_what_no_header_can_carry_is_no_part_of_a_key(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match="at the end of line 2 are not part of the key"):
+        found = load_keys("", file)
+    assert len(found) == 1 and found.admits(b"alice")
+    with pytest.warns(UserWarning, match="MLXCEL_API_KEYS: .* at the end of key 2, 3 are"):
+        assert all(load_keys("a,b ,c\t").admits(key) for key in (b"a", b"b", b"c"))
 
 
 @pytest.mark.parametrize("listed", [",", '""', '"a'])
@@ -59,7 +67,7 @@ def test_keys_do_not_show() -> None:
 @pytest.mark.parametrize("headers", [
     {"Authorization": f"Bearer {KEY}"}, {"Authorization": KEY}, {"Authorization": f"bearer {KEY}"}, {"X-Api-Key": KEY}, {"Api-Key": KEY},
     {"X-Api-Key": f"Bearer {KEY}"}, {"Authorization": "", "X-Api-Key": KEY}, {"Authorization": "Bearer other"},
-    {"Authorization": "Bearer  spaced "},
+    {"Authorization": "Bearer  spaced"},
     {"Authorization": "Bearer é".encode().decode("latin-1")}])
 def test_who_is_let_in(http: Client, headers: dict[str, str]) -> None:
     assert http.get("/v1/models", headers=headers).status_code == 200
@@ -69,7 +77,7 @@ def test_who_is_let_in(http: Client, headers: dict[str, str]) -> None:
     {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}, {"Authorization": "wrong", "X-Api-Key": KEY},
     {"Authorization": f"Basic {KEY}"},
     {"Authorization": "Bearer spaced"}, {"X-Api-Key": "OTHER"}, {"Authorization": "Bearer \xff"}])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/embeddings", "/collections", "/nothing", "/health/ready", "/v1/../health"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/embeddings", "/collections", "/nothing", "/v1/../health"])
 def test_who_is_not(http: Client, headers: dict[str, str], path: str) -> None:
     response = http.get(path, headers=headers)
     assert (response.status_code, response["Content-Type"]) == (401, "application/json; charset=utf-8")
@@ -78,7 +86,8 @@ def test_who_is_not(http: Client, headers: dict[str, str], path: str) -> None:
     assert response["WWW-Authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/", "/docs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/health/", "/health/ready", "/v1/health/ready", "/v1",
+                                  "/docs", "/openapi.json"])
 def test_what_is_open(http: Client, path: str) -> None:
     assert http.get(path).status_code == 200
 

@@ -95,7 +95,7 @@ def test_an_instruction_is_for_those_that_read_one() -> None:
      MALFORMED + 'the image_url of documents[0] must be a URL or {"url": "..."}, got an object'),
     ({"query": "q", "documents": ["a"], "top_n": -1}, MALFORMED + "`top_n` must be a whole number of at least 0, got the number -1"),
     ({"query": "q", "documents": ["a"], "top_n": "2"}, MALFORMED + '`top_n` must be a whole number of at least 0, got the string "2"'),
-    ({"query": "q", "documents": ["a"], "top_n": 1.0}, MALFORMED + "`top_n` must be a whole number of at least 0, got the number 1"),
+    ({"query": "q", "documents": ["a"], "top_n": 1.0}, MALFORMED + "`top_n` must be a whole number of at least 0, got the number 1.0"),
     ({"query": "q", "documents": ["a"], "top_n": True}, MALFORMED + "`top_n` must be a whole number of at least 0, got true"),
     ({"query": "q", "documents": ["a"], "return_documents": 1}, MALFORMED + "`return_documents` must be true or false, got the number 1"),
     ({"query": "q", "documents": ["a"], "instruction": []}, MALFORMED + "`instruction` must be a string, got a list"),

@@ -14,6 +14,7 @@ from django.test import Client
 
 from embeddings import corpus, search
 from embeddings.models import Collection
+from embeddings.rendering import render_hits
 from inference.client import get_client
 from inference.config import Settings
 from inference.errors import InvalidRequest, NotLoaded
@@ -49,6 +50,17 @@ def planets(client: FakeClient) -> Collection:
 
 def ids(result: search.SearchResult) -> list[str]:
     return [hit.external_id for hit in result.hits]
+
+
+def test_what_was_cut_is_counted(planets: Collection, client: FakeClient) -> None:
+    """The query is over both models' limits, so each pair is too."""
+    long = "mars " * 200
+    assert search.search(planets, "mars", client=client, limit=3).truncated == 0
+    assert search.search(planets, long, client=client, limit=3).truncated == 1
+    result = search.search(planets, long, client=client, limit=3, rerank=True, candidates=4)
+    assert result.truncated == 5
+    response = render_hits(planets, result, include_text=False)
+    assert (response.data["usage"]["truncated_inputs"], response["x-truncated-inputs"]) == (5, "5")
 
 
 def test_the_rerankers_scores_decide(planets: Collection, client: FakeClient) -> None:

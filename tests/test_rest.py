@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import logging
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.test import Client, override_settings
+from django.urls import resolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -35,8 +37,8 @@ from inference.errors import (
 )
 from inference.wire import EmbedResult
 from mlxcel_site import errors
+from mlxcel_site.bodies import Bodies
 from mlxcel_site.codec import loads
-from mlxcel_site.middleware import ChunkedBody
 from tests.fakes import RERANKER, SPEC, FakeClient
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -223,6 +225,26 @@ def test_a_doubled_prefix_is_told_the_right_path(http: Client) -> None:
     assert "use /v1/models" in envelope(http.get("/v1/v1/v1/models/"), 404)["message"]
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/", "/v1/health"])
+@pytest.mark.parametrize("hosts", [["api.example"], [".example"], ["*"]])
+def test_probes_without_a_host(http: Client, settings: Any, path: str, hosts: list[str]) -> None:
+    settings.ALLOWED_HOSTS = hosts
+    assert http.get(path, HTTP_HOST="").status_code == 200
+    assert http.get("/v1/models", HTTP_HOST="").status_code == 400
+
+
+def test_the_base_url_in_a_browser(http: Client) -> None:
+    body = http.get("/v1").json()
+    assert "/v1/embeddings" in body["routes"]["POST"] and body["docs"].endswith("/docs")
+    for path in body["routes"]["GET"]:
+        assert resolve(path)
+
+
+def test_a_compressed_body(http: Client) -> None:
+    response = http.post("/v1/embeddings", gzip.compress(b'{"input": "a"}'), content_type="application/json", HTTP_CONTENT_ENCODING="gzip")
+    assert "Content-Encoding `gzip` is not accepted" in envelope(response, 415)["message"]
+
+
 def test_an_unknown_host(http: Client) -> None:
     assert "DJANGO_ALLOWED_HOSTS" in envelope(http.get("/health", headers={"host": "elsewhere.example"}), 400)["message"]
 
@@ -239,7 +261,7 @@ def test_a_body_over_the_limit(http: Client) -> None:
 def test_a_chunked_body_has_a_length_and_the_same_limit(size: int) -> None:
     seen = {}
     environ = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": io.BytesIO(b"x" * size)}
-    ChunkedBody(lambda environ, start: seen.update(environ) or [])(environ, None)  # type: ignore[func-returns-value]
+    Bodies(lambda environ, start: seen.update(environ) or [], readers=1)(environ, None)  # type: ignore[func-returns-value]
     assert (seen["CONTENT_LENGTH"], len(seen["wsgi.input"].read())) == (str(min(size, 101)), min(size, 101))
 
 
@@ -385,7 +407,7 @@ def test_schema_is_complete(http: Client) -> None:
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             assert operation["summary"] and operation["operationId"] and "500" in operation["responses"]
-            assert ("401" in operation["responses"]) is (path != "/health")
+            assert ("401" in operation["responses"]) is (path not in ("/health", "/health/ready"))
             if "requestBody" in operation:
                 body = operation["requestBody"]
                 assert body["required"] and body["content"]["application/json"]["examples"]

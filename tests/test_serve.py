@@ -93,6 +93,8 @@ def test_keys_of_a_file_and_of_the_environment_add_up(var: Path, tmp_path: Path)
     ({"MLXCEL_TRANSPORT": "no.such.Client"}, (), "MLXCEL_TRANSPORT='no.such.Client' cannot be loaded"),
     ({"MLXCEL_EMBEDDING_QUEUE_DEPTH": "many"}, (), "MLXCEL_EMBEDDING_QUEUE_DEPTH='many': expected a whole number"),
     ({"MLXCEL_API_KEYS": ","}, (), "MLXCEL_API_KEYS is set but holds no key"),
+    (FAKE, ("--alias", "foo=bar"), "alias `foo` is for model `bar`, which is not served; served: `fake-8`"),
+    ({}, ("--alias", "foo=bar"), "alias `foo` is for model `bar`, which is not served; served: `sentence-transformers/all-MiniLM-L6-v2`"),
     ({"WEB_CONCURRENCY": "2"}, (), "WEB_CONCURRENCY=2: with the local transport every web process would load its own copy"),
     ({}, ("--model", "/no/such/model"), "/no/such/model"),
     ({**FAKE, "DATABASE_URL": "sqlite:////no/such/folder/x.sqlite3"}, (), "unable to open database file"),

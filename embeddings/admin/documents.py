@@ -14,10 +14,9 @@ from django.db.models.functions import Coalesce, Substr
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.text import Truncator
-from numpy.typing import NDArray
 
 from inference.client import InferenceClient, get_client
-from inference.wire import EmbedJob
+from inference.wire import EmbedJob, EmbedResult
 
 from .. import corpus, spaces
 from ..models import Collection, Document, Passage
@@ -33,6 +32,12 @@ PARTS = 100
 """Passages in the table of a document's page; the others are reached by their part number."""
 
 NEIGHBOURS = 10
+
+SENTENCES = 12
+"""Sentences shown of a passage, the best ones."""
+
+CHARACTERS = 12
+"""Of a token, at most: how much of a passage that was cut is looked at to find what the model read."""
 
 
 @admin.register(Document)
@@ -143,12 +148,15 @@ class DocumentAdmin(ReadOnlyAdmin[Document]):
 
 @dataclass(frozen=True)
 class Answer:
-    """How a document answers a query: the score of each stored passage, and what each sentence of the best one scores alone."""
+    """How a document answers a query: the score of each stored passage, and what each sentence of the best one scores alone. Of a passage
+    that was cut to the model's limit these are the sentences that the model read."""
 
     query: str
     scores: dict[int, float]                       # by passage
     best: Passage
-    sentences: list[tuple[str, float, int]]        # text, score, 0 ... 100 between the least and the most of them
+    sentences: list[tuple[str, float, int]]        # the best, in order: text, score, 0 ... 100 between the least and the most of all
+    count: int                                     # of all sentences that were compared
+    cut: bool                                      # the model did not read all of the best passage
 
     @property
     def score(self) -> float:
@@ -160,7 +168,7 @@ class Answer:
         stored = {p.pk: p for p in passages if p.space_id == space.pk}
         scores: dict[int, float] = {}
         client = get_client()
-        (asked,), _ = embed_queries(collection, [query], client)
+        (asked,), *_ = embed_queries(collection, [query], client)
         for pk, blob in Passage.objects.filter(pk__in=list(stored)).values_list("pk", "vector").iterator(chunk_size=256):
             p = stored[pk]
             p.vector = bytes(blob)
@@ -171,21 +179,39 @@ class Answer:
         if not scores:
             return None
         best = stored[max(scores, key=lambda pk: (scores[pk], -stored[pk].part))]
-        spans = sentences(document.text, best.start, best.end)
-        alone: list[tuple[str, float, int]] = []
-        if len(spans) > 1:
-            found = [similarity(asked, rows) for rows in _embed(collection, client, [document.text[s:e] for s, e in spans])]
-            least, most = min(found), max(found)
-            alone = [(document.text[s:e], score, round(100 * (score - least) / ((most - least) or 1)))
-                     for (s, e), score in zip(spans, found, strict=True)]
-        return cls(query, scores, best, alone)
+        cut = document.truncated and best.tokens >= space.max_length
+        end = min(best.end, best.start + CHARACTERS * space.max_length) if cut else best.end
+        spans = sentences(document.text, best.start, end)
+        if len(spans) < 2:
+            return cls(query, scores, best, [], 0, cut)
+        texts = [document.text[s:e] for s, e in spans]
+        result = _embed(collection, client, [*texts, document.text[spans[0][0]:spans[1][1]]])
+        read = _read(result.tokens.tolist(), space.max_length) if cut else len(texts)
+        found = [similarity(asked, rows) for rows in result.vectors()[:read]]
+        least, most = min(found), max(found)
+        shown = sorted(sorted(range(read), key=lambda i: -found[i])[:SENTENCES]) if read > 1 else []
+        alone = [(texts[i], found[i], round(100 * (found[i] - least) / ((most - least) or 1))) for i in shown]
+        return cls(query, scores, best, alone, read, cut)
 
 
-def _embed(collection: Collection, client: InferenceClient, texts: Sequence[str]) -> list[NDArray[Any]]:
-    """[rows, dims] by text, made as the collection's documents are."""
+def _read(tokens: Sequence[int], limit: int) -> int:
+    """How many sentences the model read, or began to. tokens: of each sentence alone, then of the first two together, which shows how many
+    each has only because it stands alone: special tokens and the prompt."""
+    *alone, two = tokens
+    around = alone[0] + alone[1] - two if two < limit else 2
+    seen = around
+    for count, each in enumerate(alone):
+        if seen >= limit:
+            return max(count, 1)
+        seen += each - around
+    return len(alone)
+
+
+def _embed(collection: Collection, client: InferenceClient, texts: Sequence[str]) -> EmbedResult:
+    """The texts' vectors, made as the collection's documents are."""
     spec, space = spaces.served(collection, client), collection.space
     items = tuple(space.document_prompt + text for text in texts)
-    return client.embed(EmbedJob(items, model=spec.id, dimensions=None if space.dims == spec.dims else space.dims)).vectors()
+    return client.embed(EmbedJob(items, model=spec.id, dimensions=None if space.dims == spec.dims else space.dims))
 
 
 def _chosen(part: str | None, passages: list[Passage], answer: Answer | None) -> Passage | None:

@@ -98,7 +98,9 @@ class Command(BaseCommand):
         shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::", "::1") else host
         prefix = f"/{os.environ.get('MLXCEL_API_PREFIX', '').strip().strip('/')}".rstrip("/")
         os.environ["MLXCEL_ORIGIN"] = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{prefix}"
-        _run(address, port, options["web_threads"] or models.queue_depth + 16)
+        threads = options["web_threads"] or models.queue_depth + 16
+        os.environ |= {"MLXCEL_PORT": str(port), "MLXCEL_WEB_THREADS": str(threads)}
+        _run(address, port, threads)
 
 
 def _to_environment(options: dict[str, Any]) -> None:
