@@ -88,6 +88,13 @@ class Bodies:
         """Whoever still sends gets STOPPING seconds from now."""
         self.limit = min(self.limit, STOPPING)
 
+    def hang_up(self) -> None:
+        """Once nothing is being answered, cuts off connections on which a request has only begun: the server would wait for them."""
+        while True:
+            time.sleep(0.5)
+            if not self._active:
+                cut_off(None)
+
     def _watch(self) -> None:
         if self._watcher is None:
             with self._lock:
@@ -143,12 +150,13 @@ class Body:
         return self._read
 
 
-def cut_off(address: str) -> None:
-    """Closes this process's connections from `address` for reading, except those on which something has just come."""
+def cut_off(address: str | None) -> None:
+    """Closes this process's connections from `address`, None for any, for reading, except those on which something has just come."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             peer = connection.getpeername()
-            if isinstance(peer, tuple) and peer[0].removeprefix("::ffff:") == address.removeprefix("::ffff:") and _served(connection):
+            wanted = isinstance(peer, tuple) and (address is None or peer[0].removeprefix("::ffff:") == address.removeprefix("::ffff:"))
+            if wanted and _served(connection):
                 connection.shutdown(socket.SHUT_RD)
 
 

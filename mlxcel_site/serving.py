@@ -33,7 +33,7 @@ def create() -> Callable[..., Iterable[bytes]]:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     util.Finalize(None, get_client().close, exitpriority=0)
-    _when_stopped(bodies.stop, get_client().close)
+    _when_stopped(bodies.stop, get_client().close, bodies.hang_up)
     check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)

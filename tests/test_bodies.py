@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.servers import FAKE, Server, serving
 
@@ -33,8 +34,11 @@ def test_stalled_clients_leave_threads_for_others_and_are_cut_off(tmp_path: Path
         assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=3).status_code == 200
 
 
-def test_a_stalled_client_does_not_delay_the_end(tmp_path: Path) -> None:
-    with serving(tmp_path / "var", **FAKE) as server, stalled(server):
+@pytest.mark.parametrize("sent", [HEAD % 28 + b"{", b"GET /health HTTP/1.1\r\nHo"])
+def test_a_stalled_client_does_not_delay_the_end(tmp_path: Path, sent: bytes) -> None:
+    with serving(tmp_path / "var", **FAKE) as server, socket.create_connection(
+            ("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.sendall(sent)
         time.sleep(0.3)
         started = time.monotonic()
         os.killpg(server.process.pid, signal.SIGINT)
