@@ -53,9 +53,13 @@ class Raw:
 
 
 def documents(raws: Iterable[Raw | Problem], id_field: str = "", text_fields: Iterable[str] = ("text",)) -> Iterator[Record | Problem]:
-    """Ids from `id_field` (empty: `_id`, else `id`); texts from the text fields, joined by a space and stripped; the rest is metadata."""
+    """Ids from `id_field` (empty: `_id`, else `id`); texts from the text fields, joined by a space and stripped; the rest is metadata.
+
+    A text field that no document has, beside others that they have, is a problem at the end: a misspelt name would lose text quietly.
+    """
     text_fields = tuple(text_fields)
     seen: dict[str, str] = {}
+    absent = set(text_fields)
     for raw in raws:
         if isinstance(raw, Problem):
             yield raw
@@ -68,9 +72,15 @@ def documents(raws: Iterable[Raw | Problem], id_field: str = "", text_fields: It
                 raise ValueError(f"id {known!r} was already seen at {seen[known]}; the first one counts")
             seen[known] = raw.position
             rest = {name: value for name, value in raw.fields.items() if name != key and name not in text_fields}
-            yield Record(raw.position, known, _text(raw.fields, text_fields), storable.metadata(rest))
+            text = _text(raw.fields, text_fields)
+            absent.difference_update(raw.fields)
+            yield Record(raw.position, known, text, storable.metadata(rest))
         except ValueError as error:
             yield Problem(raw.position, str(error), known)
+    if len(absent) < len(text_fields):
+        for name in text_fields:
+            if name in absent:
+                yield Problem("all sources", f"no document has the field {name!r}, which belongs to the text (choose with --text-field)")
 
 
 def read(sources: Iterable[str]) -> Iterator[Raw | Problem]:

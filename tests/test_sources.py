@@ -243,3 +243,11 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.c
 def test_any_metadata_becomes_json_that_stays_as_it_is(value: dict[str, Any]) -> None:
     cleaned = storable.metadata(value)
     assert "\\u0000" not in json.dumps(cleaned, allow_nan=False) and storable.metadata(cleaned) == cleaned
+
+
+def test_a_text_field_that_no_document_has_is_told_at_the_end() -> None:
+    raws = [sources.Raw(f"f:{i}", {"_id": str(i), "title": "a", **({"note": "b"} if i == 2 else {})}) for i in range(3)]
+    *records, problem = sources.documents(raws, text_fields=("title", "txet"))
+    assert len(records) == 3 and isinstance(problem, Problem) and "'txet'" in problem.message
+    assert all(isinstance(record, Record) for record in sources.documents(raws, text_fields=("title", "note")))
+    assert list(sources.documents([], text_fields=("title", "txet"))) == []

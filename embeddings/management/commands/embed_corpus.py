@@ -121,10 +121,10 @@ class Command(CorpusCommand):
             spec = described(client, model)
             collection, options = self._collection(found, spec, model or next(iter(used.embedding_models), ""), o)
             self.say(f"Collection {collection.name}: {_described(collection)}")
-            records: Iterable[sources.Record | sources.Problem] = sources.documents(
-                sources.read(o["source"]), collection.id_field, collection.text_fields)
+            raws: Iterable[sources.Raw | sources.Problem] = sources.read(o["source"])
             if o["limit"]:
-                records, total = islice(records, o["limit"]), min(total, o["limit"]) if total else None
+                raws, total = islice(raws, o["limit"]), min(total, o["limit"]) if total else None
+            records = sources.documents(raws, collection.id_field, collection.text_fields)
             self._run(collection, options, client, spec, records, total, o)
 
     def _collection(self, found: Collection | None, spec: ModelSpec, source: str, o: dict[str, Any]) -> tuple[Collection, list[str]]:
