@@ -20,7 +20,7 @@ from .resolve import Source
 
 LENGTH_CAP = 8192                                  # tokens; what no checkpoint's own limit may exceed
 LFS_POINTER = b"version https://git-lfs"
-SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")
+SKIPPED_WEIGHTS = ("consolidated.safetensors", "adapter_model.safetensors")      # a copy in another layout; changes to other weights
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 STRENGTH = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 """What of adapter_config.json decides how much an adapter changes; the rest says what it is of and how it was trained."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
-import struct
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from .engine import Forward
 from .errors import CheckpointError, ConfigError
 from .layers import dense, late_interaction
 from .opened import Backend, Opened, Pooling
+from .ops.safetensors import read_header
 from .tokenizer import Tokenizer
 from .weights import read_config
 from .wire import Kind, ModelSpec
@@ -90,6 +91,8 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
     aliases = dict.fromkeys(name for name in (checkpoint.repo, *configured) if name and name != checkpoint.id)
     normal = late.normalize if late else checkpoint.normalize
     weights_hash = checkpoint.weights_hash(settings.cache_dir)
+    stored = _weights_by_dtype(checkpoint)
+    precision = provider.precision if provider else max(stored, default="f32", key=stored.__getitem__).lower()
     spec = ModelSpec(
         id=checkpoint.id, aliases=tuple(aliases), kind=kind, family=checkpoint.model_type, revision=checkpoint.revision,
         weights_hash=hashlib.sha256(f"{weights_hash}{late.signature}".encode()).hexdigest() if late else weights_hash,
@@ -98,8 +101,8 @@ def open_checkpoint(checkpoint: Checkpoint, settings: Settings, kind: Kind = "em
         normalize=-1.0 if way else settings.normalize if settings.normalize is not None else 2.0 if normal else -1.0,
         prompts={name: text for name, text in checkpoint.prompts.items() if not late or name not in late_interaction.PROMPTS},
         instructions=way.INSTRUCTIONS if way else hasattr(family, "format_text"), scoring=way.SCORING if way else "",
-        backend=backend, precision=provider.precision if provider else _precision(checkpoint),
-        provider=provider.name if provider else "", parameters=_parameters(checkpoint), bytes=checkpoint.bytes)
+        backend=backend, precision=precision,
+        provider=provider.name if provider else "", parameters=stored.total(), bytes=checkpoint.bytes)
     opened = Opened(checkpoint, family, config, tokenizer, backend, pooling, spec, modules, late)
     if way:
         way.Pairs(opened)                          # raises for one that could pair nothing
@@ -149,25 +152,10 @@ def load(opened: Opened) -> Forward:
     return forward
 
 
-def _precision(checkpoint: Checkpoint) -> str:
-    return max(_dtypes(checkpoint), default="f32", key=lambda d: _dtypes(checkpoint)[d]).lower()
-
-
-def _headers(file: Path) -> dict[str, Any]:
-    import json
-
-    with file.open("rb") as stream:
-        size = struct.unpack("<Q", stream.read(8))[0]
-        return {k: v for k, v in json.loads(stream.read(size)).items() if k != "__metadata__"}
-
-
-def _dtypes(checkpoint: Checkpoint) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _weights_by_dtype(checkpoint: Checkpoint) -> Counter[str]:
+    """How many numbers of each stored type the weight files hold, by their headers alone."""
+    found: Counter[str] = Counter()
     for file in checkpoint.weight_files:
-        for entry in _headers(file).values():
-            found[entry["dtype"]] = found.get(entry["dtype"], 0) + int(np.prod(entry["shape"]))
+        for entry in read_header(file).values():
+            found[entry.dtype] += math.prod(entry.shape)
     return found
-
-
-def _parameters(checkpoint: Checkpoint) -> int:
-    return sum(_dtypes(checkpoint).values())

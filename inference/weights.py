@@ -13,12 +13,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from .checkpoint import SKIPPED_WEIGHTS
 from .errors import CheckpointError
 from .ops import Depthwise, Embedding, Linear, Linears, Norm, Tensor
 
 C = TypeVar("C")
-SKIPPED = ("consolidated.safetensors", "adapter_model.safetensors")
-"""Another copy of the weights in another layout, and changes to weights that stand elsewhere."""
 Change = Callable[[], np.ndarray]
 """What is added to a tensor when it is read, f32 of its shape."""
 BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -245,7 +244,7 @@ def one_label(w: Weights, name: str) -> int:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern) if path.name not in SKIPPED)
+    return sorted(path for path in folder.glob(pattern) if path.name not in SKIPPED_WEIGHTS)
 
 
 def _nothing(folder: Path) -> str:
