@@ -7,14 +7,16 @@
                     :workers     set of instance names
                     :starts      how many there have been
                     :alive:<i>   heartbeat of instance i, TTL BEAT_TTL: state, progress, counters, and the requests it holds
-                    :online      requests that wait, the list is the bounded queue
+                    :online      tickets of requests that wait, the list is the bounded queue
                     :bulk        likewise, of bulk work
+    j:<request>                  the job, until a worker takes it or its caller's time is up
     r:<request>                  the reply, a list of one; expires after REPLY_SECONDS, or a second after its caller's time is up
 
-A message is its deadline and its time of admission (13 digits each, milliseconds of Redis' own clock, so that the clocks of callers and
-workers do not matter), a request id of 32 hex digits, and a job.
+A ticket is a deadline and a time of admission (13 digits each, milliseconds of Redis' own clock, so that the clocks of callers and
+workers do not matter) and a request id of 32 hex digits. Jobs lie beside the list: a caller asks several times where its ticket is, and
+a job may be megabytes.
 
-A full list refuses, a caller that gives up removes its own message, and a list without traffic expires with its last deadline: there is no
+A full list refuses, a caller that gives up removes its own ticket, and a list without traffic expires with its last deadline: there is no
 counter, so nothing can leak. A request is run at most once. Whether a request that left the list is still in anybody's hands is seen in the
 heartbeats, which name what each instance holds.
 """
@@ -24,7 +26,8 @@ import hashlib
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -62,12 +65,31 @@ while length >= depth do
   redis.call('LPOP', KEYS[1])
   length = length - 1
 end
-if length >= depth then return 0 end
+if length >= depth then
+  redis.call('RPUSH', KEYS[3], '')
+  redis.call('PEXPIRE', KEYS[3], 1000)
+  return 0
+end
+redis.call('SET', KEYS[2], ARGV[4], 'PX', timeout)
 redis.call('RPUSH', KEYS[1], string.format('%013d%013d', now + timeout, now) .. ARGV[3])
 if redis.call('PTTL', KEYS[1]) < timeout then redis.call('PEXPIRE', KEYS[1], timeout) end
 return now
 """
-"""KEYS: list. ARGV: depth, timeout in ms, id and job. The time of admission in ms, or 0: full. Messages past their deadline make room."""
+"""KEYS: list, job, reply. ARGV: depth, timeout in ms, id, job. The time of admission in ms, or 0: full, and an empty reply says so to the
+caller, who waits for one already. Tickets past their deadline make room."""
+
+TAKE = """
+local jobs = {}
+for i, key in ipairs(KEYS) do jobs[i] = redis.call('GETDEL', key) end
+return jobs
+"""
+"""KEYS: jobs. What they hold, which is nothing where their time is up."""
+
+WITHDRAW = """
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+return redis.call('DEL', KEYS[2])
+"""
+"""KEYS: list, job. ARGV: ticket. Whether it was there."""
 
 LOOK = """
 local base, alive = ARGV[1], 0
@@ -80,7 +102,7 @@ for _, worker in ipairs(redis.call('SMEMBERS', base .. ':workers')) do
 end
 return {'', alive, redis.call('LPOS', KEYS[1], ARGV[3]) and 1 or 0}
 """
-"""KEYS: list. ARGV: base, request id, message. Who holds the request, whether any worker lives, whether the message still waits."""
+"""KEYS: list. ARGV: base, request id, ticket. Who holds the request, whether any worker lives, whether the ticket is still in the list."""
 
 SNAPSHOT = """
 local found = {}
@@ -130,12 +152,15 @@ for _, worker in ipairs(redis.call('SMEMBERS', base .. ':workers')) do
 end
 local waiting = {}
 for _, list in ipairs(KEYS) do
-  for _, message in ipairs(redis.call('LRANGE', list, 0, -1)) do waiting[#waiting + 1] = message end
+  for _, ticket in ipairs(redis.call('LRANGE', list, 0, -1)) do
+    waiting[#waiting + 1] = ticket
+    redis.call('DEL', 'j:' .. string.sub(ticket, 27))
+  end
   redis.call('DEL', list)
 end
 return waiting
 """
-"""KEYS: lists. ARGV: name, instance. All messages that wait, taken off the lists, unless another instance is there to serve them."""
+"""KEYS: lists. ARGV: name, instance. All tickets that wait, taken off the lists, unless another instance is there to serve them."""
 
 RETIRE = """
 local name, me = ARGV[1], ARGV[2]
@@ -201,20 +226,27 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A request on its way to a worker; times in ms of Redis' clock."""
+class Ticket:
+    """A request that waits or is run; times in ms of Redis' clock."""
 
     deadline: int
     admitted: int
     id: str
-    job: bytes
+
+    @property
+    def job(self) -> str:
+        return f"j:{self.id}"
+
+    @property
+    def reply(self) -> str:
+        return f"r:{self.id}"
 
     def pack(self) -> bytes:
-        return b"%013d%013d%s%s" % (self.deadline, self.admitted, self.id.encode(), self.job)
+        return b"%013d%013d%s" % (self.deadline, self.admitted, self.id.encode())
 
     @classmethod
-    def unpack(cls, data: bytes) -> Message:
-        return cls(int(data[:13]), int(data[13:26]), data[26:58].decode("ascii"), data[58:])
+    def unpack(cls, data: bytes) -> Ticket:
+        return cls(int(data[:13]), int(data[13:26]), data[26:58].decode("ascii"))
 
 
 class Broker:
@@ -227,7 +259,8 @@ class Broker:
         self.redis = cast(Any, redis.Redis).from_url(
             url, socket_timeout=SOCKET_SECONDS, protocol=2, retry=Retry(NoBackoff(), 0), **network)
         self.shown = _without_secrets(self.redis)
-        self._scripts = {script: self.redis.register_script(script) for script in (ADMIT, LOOK, SNAPSHOT, BEAT, REFUSE, RETIRE)}
+        self._scripts = {script: self.redis.register_script(script)
+                         for script in (ADMIT, TAKE, WITHDRAW, LOOK, SNAPSHOT, BEAT, REFUSE, RETIRE)}
 
     def check(self) -> None:
         """Raises ConfigError where this Redis cannot do, Busy where it does not answer."""
@@ -245,25 +278,44 @@ class Broker:
                                     tuple(sorted((Beat.unpack(beat) for beat in beats), key=lambda beat: beat.instance))))
         return found
 
-    def admit(self, address: Address, lane: Lane, job: bytes, timeout: float, depth: int) -> Message | None:
-        """None: the list is full."""
+    def admit(self, address: Address, lane: Lane, job: bytes, timeout: float, depth: int, wait: float = SLICE_SECONDS,
+              ) -> tuple[Ticket, bytes | None] | None:
+        """Puts a request on the list and waits for its reply, mostly all there is to a request, in one exchange. None: the list is full.
+        Raises Interrupted where the connection breaks while it waits."""
         id, milliseconds = uuid.uuid4().hex, max(int(timeout * 1000), 1)
-        now = self._run(ADMIT, [address.list(lane)], depth, milliseconds, id.encode() + job)
-        return Message(now + milliseconds, now, id, job) if now else None
+        ticket = Ticket(0, 0, id)
+        admission = ("EVALSHA", self._scripts[ADMIT].sha, 3, address.list(lane), ticket.job, ticket.reply, depth, milliseconds, id, job)
+        with self._connection() as connection:
+            connection.send_packed_command(connection.pack_commands([admission, _wait_for(ticket, min(timeout, wait))]))
+            try:
+                now = connection.read_response()
+            except redis.exceptions.NoScriptError:                   # a Redis that was restarted: nothing has been admitted
+                connection.disconnect()
+                self.redis.script_load(ADMIT)
+                return self.admit(address, lane, job, timeout, depth, wait)
+            ticket = Ticket(now + milliseconds, now, id)
+            try:
+                found = connection.read_response()
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                raise Interrupted(ticket) from error
+        return (ticket, found and found[1]) if now else None
 
-    def reply(self, message: Message, timeout: float) -> bytes | None:
+    def reply(self, ticket: Ticket, timeout: float) -> bytes | None:
         """Waits for at most `timeout` seconds, but never longer than a slice."""
-        found = self._do(lambda: self.redis.blpop([f"r:{message.id}"], timeout=max(min(timeout, SLICE_SECONDS), 0.001)))
+        found = self._do(lambda: self.redis.execute_command(*_wait_for(ticket, min(timeout, SLICE_SECONDS))))
         return found and found[1]
 
-    def look(self, address: Address, lane: Lane, message: Message) -> tuple[str, bool, bool]:
-        """(instance that holds the request or "", whether any instance lives, whether the message still waits)."""
-        holder, alive, waits = self._run(LOOK, [address.list(lane)], address.base, message.id, message.pack())
+    def full(self, address: Address, lane: Lane, depth: int) -> bool:
+        return bool(self._do(lambda: self.redis.llen(address.list(lane))) >= depth)
+
+    def look(self, address: Address, lane: Lane, ticket: Ticket) -> tuple[str, bool, bool]:
+        """(instance that holds the request or "", whether any instance lives, whether the request still waits)."""
+        holder, alive, waits = self._run(LOOK, [address.list(lane)], address.base, ticket.id, ticket.pack())
         return holder.decode(), bool(alive), bool(waits)
 
-    def withdraw(self, address: Address, lane: Lane, message: Message) -> bool:
+    def withdraw(self, address: Address, lane: Lane, ticket: Ticket) -> bool:
         """Whether it still waited: then nobody will run it."""
-        return bool(self._do(lambda: self.redis.lrem(address.list(lane), 1, message.pack())))
+        return bool(self._run(WITHDRAW, [address.list(lane), ticket.job], ticket.pack()))
 
     # ---- workers
 
@@ -280,22 +332,27 @@ class Broker:
                               "Stop those first")
         return int(now)
 
-    def take(self, address: Address, lane: Lane, count: int, timeout: float) -> list[Message]:
-        """Waits for up to `timeout` seconds; at most `count` messages, oldest first."""
+    def take(self, address: Address, lane: Lane, count: int, timeout: float) -> list[tuple[Ticket, bytes]]:
+        """Waits for up to `timeout` seconds; at most `count` requests, oldest first, with their jobs. A job is empty where its
+        caller's time is up."""
         found = self._do(lambda: self.redis.blmpop(timeout, 1, address.list(lane), direction="LEFT", count=count))
-        return [Message.unpack(data) for data in found[1]] if found else []
+        tickets = [Ticket.unpack(data) for data in found[1]] if found else []
+        jobs = self._run(TAKE, [ticket.job for ticket in tickets]) if tickets else []
+        return [(ticket, job or b"") for ticket, job in zip(tickets, jobs, strict=True)]
 
-    def answer(self, request: str, reply: bytes, seconds: float = REPLY_SECONDS) -> None:
+    def answer(self, ticket: Ticket, reply: bytes, seconds: float = REPLY_SECONDS) -> None:
         """The reply is kept for `seconds`, at most REPLY_SECONDS, for its caller to fetch."""
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.rpush(f"r:{request}", reply)
-        pipeline.pexpire(f"r:{request}", int(min(seconds, REPLY_SECONDS) * 1000))
-        self._do(pipeline.execute)
+        milliseconds = int(min(seconds, REPLY_SECONDS) * 1000)
+        with self._connection() as connection:
+            connection.send_packed_command(connection.pack_commands(
+                [("RPUSH", ticket.reply, reply), ("PEXPIRE", ticket.reply, milliseconds)]))
+            connection.read_response()
+            connection.read_response()
 
-    def refuse(self, address: Address, instance: str) -> list[Message]:
+    def refuse(self, address: Address, instance: str) -> list[Ticket]:
         """Takes everything that waits, unless another instance is there to serve it."""
         lists = [address.list(lane) for lane in LISTS]
-        return [Message.unpack(data) for data in self._run(REFUSE, lists, address.name, instance)]
+        return [Ticket.unpack(data) for data in self._run(REFUSE, lists, address.name, instance)]
 
     def retire(self, address: Address, instance: str) -> bool:
         """Whether it was the last instance."""
@@ -308,8 +365,27 @@ class Broker:
         return self._do(lambda: self._scripts[script](keys=keys, args=values))
 
     def _do(self, command: Any) -> Any:
-        try:
+        with self._told():
             return command()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """For several commands in one write. After an error it is closed, for what may still come over it."""
+        pool = self.redis.connection_pool
+        with self._told():
+            connection = pool.get_connection()
+            try:
+                yield connection
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             raise Unreachable(f"Redis at {self.shown} cannot be reached: {error}") from error
         except redis.ResponseError as error:
@@ -320,6 +396,14 @@ class Broker:
 
 class Unreachable(Busy):
     """Redis does not answer, or the connection broke."""
+
+
+class Interrupted(Unreachable):
+    """The connection broke after a request was admitted."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        super().__init__("the connection to Redis broke")
+        self.ticket = ticket
 
 
 class Clock:
@@ -334,6 +418,10 @@ class Clock:
 
     def now(self) -> float:
         return time.monotonic() * 1000 + self._offset
+
+
+def _wait_for(ticket: Ticket, timeout: float) -> tuple[str, str, float]:
+    return "BLPOP", ticket.reply, max(timeout, 0.001)      # 0 would be for ever
 
 
 def identity(spec: ModelSpec) -> str:

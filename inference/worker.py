@@ -20,7 +20,7 @@ from . import messages
 from .client import InferenceClient, connect
 from .config import LANE, LOCAL, Settings
 from .errors import Busy, ConfigError, InferenceFailed, ServiceError
-from .lane import BEAT_SECONDS, LISTS, STOPPING, Address, Beat, Broker, Clock, Message, Unreachable, identity, instance_name
+from .lane import BEAT_SECONDS, LISTS, STOPPING, Address, Beat, Broker, Clock, Ticket, Unreachable, identity, instance_name
 from .wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, State
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class Worker:
         self.client.close()                                  # what is left gets its refusal from the engine
         while self._holds and time.monotonic() < until + 1:
             time.sleep(0.02)
-        self._stopped.set()
+        with self._beating:                                  # none is on its way any more when the connections are closed
+            self._stopped.set()
         self._refuse()
         try:
             self.broker.retire(self.address, self.instance)
@@ -111,7 +112,8 @@ class Worker:
 
     def _beat(self) -> None:
         with self._beating:                                  # an older one must not overwrite a newer one
-            self._say()
+            if not self._stopped.is_set():
+                self._say()
 
     def _say(self) -> None:
         with self._lock:
@@ -186,7 +188,7 @@ class Worker:
                 room = 1
                 while room < size and free.acquire(blocking=False):
                     room += 1
-                taken: list[Message] = []
+                taken: list[tuple[Ticket, bytes]] = []
                 try:
                     taken = self.broker.take(self.address, lane, room, TAKE_SECONDS)
                     away = False
@@ -196,36 +198,36 @@ class Worker:
                     away = True
                     self._stopping.wait(0.2)
                 with self._lock:
-                    self._holds.update((message.id, time.monotonic()) for message in taken)
-                for message in taken:
-                    pool.submit(self._run, lane, message, free)
+                    self._holds.update((ticket.id, time.monotonic()) for ticket, _ in taken)
+                for ticket, job in taken:
+                    pool.submit(self._run, lane, ticket, job, free)
                 if room > len(taken):
                     free.release(room - len(taken))
 
-    def _run(self, lane: Lane, message: Message, free: threading.Semaphore) -> None:
+    def _run(self, lane: Lane, ticket: Ticket, job: bytes, free: threading.Semaphore) -> None:
         """One request from its being taken to its answer. Whatever happens, its place is free again after it."""
         try:
             now = self._clock.now()
-            waited, left = max(now - message.admitted, 0) / 1000, (message.deadline - now) / 1000
+            waited, left = max(now - ticket.admitted, 0) / 1000, (ticket.deadline - now) / 1000 if job else 0.0
             with self._lock:
                 self.counters[f"brokered_{lane}"] += 1
                 self.counters[f"broker_seconds_{lane}"] += waited
                 self.counters[f"dropped_{lane}"] += left <= 0
             if left <= 0:
                 return
-            reply = self._reply(message, waited, left)
-            if (left := (message.deadline - self._clock.now()) / 1000) > 0:       # else its caller has gone
-                self._answer(message, reply, left + 1)
+            reply = self._reply(ticket, job, waited, left)
+            if (left := (ticket.deadline - self._clock.now()) / 1000) > 0:       # else its caller has gone
+                self._answer(ticket, reply, left + 1)
         except Exception:
-            log.exception("request %s got no answer", message.id)
+            log.exception("request %s got no answer", ticket.id)
         finally:
             with self._lock:
-                del self._holds[message.id]
+                del self._holds[ticket.id]
             free.release()
 
-    def _reply(self, message: Message, waited: float, left: float) -> bytes:
+    def _reply(self, ticket: Ticket, packed: bytes, waited: float, left: float) -> bytes:
         try:
-            job = replace(messages.unpack_job(message.job), timeout=left)
+            job = replace(messages.unpack_job(packed), timeout=left)
             match job:
                 case EmbedJob():
                     return messages.pack_result(_timed(self.client.embed(job), waited))
@@ -237,24 +239,24 @@ class Worker:
         except ServiceError as error:
             return messages.pack_error(error)
         except Exception as error:
-            log.exception("request %s failed", message.id)
+            log.exception("request %s failed", ticket.id)
             return messages.pack_error(InferenceFailed(f"inference failed: {error!r}"))
 
-    def _answer(self, message: Message, reply: bytes, seconds: float) -> None:
+    def _answer(self, ticket: Ticket, reply: bytes, seconds: float) -> None:
         """Tries again while Redis is away, for as long as somebody may wait."""
         while True:
             try:
-                self.broker.answer(message.id, reply, seconds)
+                self.broker.answer(ticket, reply, seconds)
                 return
             except Unreachable:
-                if self._clock.now() > message.deadline or self._stopped.wait(0.2):
+                if self._clock.now() > ticket.deadline or self._stopped.wait(0.2):
                     raise
 
     def _refuse(self) -> None:
         try:
             refused = self.broker.refuse(self.address, self.instance)
-            for message in refused:
-                self.broker.answer(message.id, messages.pack_error(Busy(STOPPING)))
+            for ticket in refused:
+                self.broker.answer(ticket, messages.pack_error(Busy(STOPPING)))
         except Busy as error:
             log.warning("could not refuse what waits: %s", error)
 

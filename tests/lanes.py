@@ -54,9 +54,9 @@ class RedisServer:
         self.start()
 
     def remains(self) -> list[str]:
-        """What requests leave behind: lists and replies. The registry and Celery's own keys are no leavings."""
+        """What requests leave behind: lists, jobs and replies. The registry and Celery's own keys are no leavings."""
         return sorted(key.decode() for key in self.redis.keys("*")
-                      if key.startswith(b"r:") or key.endswith((b":online", b":bulk")) or b"unacked" in key)
+                      if key.startswith((b"j:", b"r:")) or key.endswith((b":online", b":bulk")) or b"unacked" in key)
 
 
 class WorkerProcess:

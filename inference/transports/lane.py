@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ..config import Settings, unserved
 from ..errors import Busy, ConfigError, InferenceFailed, Loading, NotLoaded, TimedOut, wrong_model
-from ..lane import SLICE_SECONDS, STOPPING, Address, Broker, Message, Registered, Unreachable
+from ..lane import SLICE_SECONDS, STOPPING, Address, Broker, Interrupted, Registered, Ticket, Unreachable
 from ..messages import Job, Result, pack_job, unpack_reply
 from ..wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, Span, SplitJob, State
 
@@ -129,11 +129,15 @@ class LaneClient:
         until = time.monotonic() + seconds
         packed = pack_job(replace(job, model=known.spec.id, timeout=None))
         with self._on_its_way():
-            message = self._admit(known.address, job.lane, packed, until)
+            interrupted = False
             try:
-                reply = self._wait(known.address, job.lane, message, until)
+                ticket, reply = self._admit(known.address, job.lane, packed, until)
+            except Interrupted as error:
+                ticket, reply, interrupted = error.ticket, None, True
+            try:
+                reply = reply or self._wait(known.address, job.lane, ticket, until, interrupted)
             except BaseException:
-                self._give_up(known.address, job.lane, message)
+                self._give_up(known.address, job.lane, ticket)
                 raise
         return unpack_reply(reply)
 
@@ -152,53 +156,52 @@ class LaneClient:
             if last:
                 self._broker.close()
 
-    def _admit(self, address: Address, lane: Lane, job: bytes, until: float) -> Message:
+    def _admit(self, address: Address, lane: Lane, job: bytes, until: float) -> tuple[Ticket, bytes | None]:
         """Interactive work is refused when the list is full; bulk work waits for room."""
         while True:
             left = until - time.monotonic()
             if left <= 0:
                 raise TimedOut(f"{WHAT[address.kind]} request timed out. Please try again later.")
-            if message := self._broker.admit(address, lane, job, left, self._settings.queue_depth):
-                return message
+            if admitted := self._broker.admit(address, lane, job, left, self._settings.queue_depth):
+                return admitted
             if lane == "interactive":
                 raise Busy("All slots are busy. Please try again later.")
             if self._closing:
                 raise Busy(STOPPING)
-            time.sleep(ROOM_SECONDS)
-            self._serving(address.kind, address.model)
+            while not self._closing and time.monotonic() < until and self._broker.full(address, lane, self._settings.queue_depth):
+                time.sleep(ROOM_SECONDS)
+                self._serving(address.kind, address.model)
 
-    def _wait(self, address: Address, lane: Lane, message: Message, until: float) -> bytes:
-        """The reply. Else what became of the request, as the list and the heartbeats have it."""
-        held, interrupted, seen = False, False, time.monotonic()
+    def _wait(self, address: Address, lane: Lane, ticket: Ticket, until: float, interrupted: bool) -> bytes:
+        """The reply, which did not come within the first slice. Else what became of the request, by the list and the heartbeats."""
+        held, seen = False, time.monotonic() - (0 if interrupted else SLICE_SECONDS)
         while (left := until - time.monotonic()) > 0:
             try:
-                if reply := self._broker.reply(message, left):
+                holder, alive, waits = self._broker.look(address, lane, ticket)
+                if waits and self._closing and self._broker.withdraw(address, lane, ticket):
+                    raise Busy(STOPPING)
+                if holder or (waits and alive):
+                    held, seen = bool(holder), time.monotonic()
+                elif time.monotonic() - seen > (LOST_SECONDS if interrupted or (alive and not held) else 0):
+                    if not waits:
+                        if reply := self._broker.reply(ticket, SLICE_SECONDS):       # written between the two questions
+                            return reply
+                        if interrupted:
+                            raise Busy("Redis was restarted while this request was in it. Please try again later.")
+                        raise InferenceFailed(f"The worker of {address.model} died or could not answer while it had this request")
+                    if self._broker.withdraw(address, lane, ticket):
+                        raise Busy(f"The worker of {address.model} went away before it began this request. Please try again later.")
+                if reply := self._broker.reply(ticket, left):
                     return reply
-                holder, alive, waits = self._broker.look(address, lane, message)
             except Unreachable:
-                held, interrupted, seen = False, True, time.monotonic()      # a Redis that comes back knows of no heartbeat yet
+                held, interrupted, seen = False, True, time.monotonic()              # a Redis that comes back knows of no heartbeat yet
                 time.sleep(min(SLICE_SECONDS, max(until - time.monotonic(), 0)))
-                continue
-            if waits and self._closing and self._broker.withdraw(address, lane, message):
-                raise Busy(STOPPING)
-            if holder or (waits and alive):
-                held, seen = bool(holder), time.monotonic()
-            elif time.monotonic() - seen <= (LOST_SECONDS if interrupted or (alive and not held) else 0):
-                continue
-            elif not waits:
-                if reply := self._broker.reply(message, SLICE_SECONDS):      # written between the two questions
-                    return reply
-                if interrupted:
-                    raise Busy("Redis was restarted while this request was in it. Please try again later.")
-                raise InferenceFailed(f"The worker of {address.model} died or could not answer while it had this request")
-            elif self._broker.withdraw(address, lane, message):
-                raise Busy(f"The worker of {address.model} went away before it began this request. Please try again later.")
         raise TimedOut(f"{WHAT[address.kind]} request timed out. Please try again later.")
 
-    def _give_up(self, address: Address, lane: Lane, message: Message) -> None:
+    def _give_up(self, address: Address, lane: Lane, ticket: Ticket) -> None:
         """A request nobody waits for any more must not run. Where Redis is away there is nothing to take back."""
         with suppress(Busy):
-            self._broker.withdraw(address, lane, message)
+            self._broker.withdraw(address, lane, ticket)
 
 
 def _basename(model: str) -> str:
