@@ -1,7 +1,6 @@
 """What happens to a request before Django's views see it."""
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,20 +11,6 @@ from inference.errors import NotFound
 
 from .auth import HEALTH, PAGES, READY
 from .errors import respond
-
-SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-
-
-class RequestId:
-    """A caller's `x-request-id` goes into the logs and back, but only where it can be nothing else than an id; else one is made."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        if not SANE_ID.fullmatch(request.META.get("HTTP_X_REQUEST_ID", "")):
-            request.META.pop("HTTP_X_REQUEST_ID", None)
-        return self.get_response(request)
 
 
 class Hostless:

@@ -73,7 +73,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "django_structlog",
     "corsheaders",
     "mlxcel_site",
     "embeddings",
@@ -83,8 +82,7 @@ MIDDLEWARE = [
     "mlxcel_site.middleware.Hostless",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "mlxcel_site.middleware.RequestId",
-    "django_structlog.middlewares.RequestMiddleware",
+    "mlxcel_site.logs.Logged",
     "mlxcel_site.metrics.Measured",
     "corsheaders.middleware.CorsMiddleware",     # before keys: a browser asks first without one
     "mlxcel_site.errors.Envelope",
@@ -184,10 +182,6 @@ SPECTACULAR_SETTINGS = {
 
 LOGGING = logs.configure(
     level=env.str("MLXCEL_LOG_LEVEL", default="INFO").upper(), json=env.str("MLXCEL_LOG_FORMAT", default="console") == "json")
-DJANGO_STRUCTLOG_STATUS_START_LOG_LEVEL = 10     # DEBUG: a request is one line, when it is answered
-DJANGO_STRUCTLOG_STATUS_4XX_LOG_LEVEL = 20
-DJANGO_STRUCTLOG_TRUST_UPSTREAM_REQUEST_ID = True     # mlxcel_site.middleware.RequestId takes insane ones away
-DJANGO_STRUCTLOG_USER_ID_FIELD = ""
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True

@@ -227,11 +227,14 @@ def test_json_logs_name_the_request_and_nothing_secret(var: Path) -> None:
     with serving(var, "--api-key", "k-secret", **FAKE, MLXCEL_LOG_FORMAT="json") as server:
         answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "t-secret"}, headers={"X-Api-Key": "k-secret"})
         httpx.post(f"{server.url}/v1/embeddings", json={"input": "t-secret"}, headers={"X-Api-Key": "wrong-secret"})
+        for told in ("192.0.2.7, 10.0.0.1", "no address\n"):
+            httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": "k-secret", "X-Forwarded-For": told.strip()})
         server.stop()
         said = server.log.read_text()
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     (line,) = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]
     assert (line["request"], line["code"], line["level"]) == ("POST /v1/embeddings", 200, "info") and line["ms"] > 0
+    assert [line["ip"] for line in lines if line.get("request") == "GET /v1/models"] == ["192.0.2.7", "127.0.0.1"]
     assert "secret" not in said
 
 
