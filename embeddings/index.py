@@ -25,7 +25,7 @@ from inference.errors import NotFound
 
 from . import segments, vectors
 from .models import Collection, Passage
-from .scoring import Block, Mask, Metric, Scored, View, best
+from .scoring import Block, Mask, Metric, Scored, View, best, take
 
 logger = logging.getLogger(__name__)
 
@@ -250,13 +250,15 @@ class ExactIndex:
 
     @staticmethod
     def _hide(collection: Collection, state: _State, deletions: int, removed: bool) -> None:
-        """Masks for passages that are in the files or the tail but not in the database any more."""
+        """Masks for passages that are in the files but not in the database any more; the tail is without them."""
         if removed:
             ids = Passage.objects.filter(collection=collection).order_by("id").values_list("id", flat=True)
             living = np.fromiter(ids.iterator(), np.int64)
             for i, block in enumerate([*state.files, state.tail]):
                 mask = np.isin(block.ids, living, assume_unique=True)
                 state.masks[i] = None if mask.all() else mask
+            if (mask := state.masks[-1]) is not None:            # else documents that change often would pile up in it
+                state.tail, state.masks[-1] = take(state.tail, np.flatnonzero(mask)), None
         state.deletions = deletions
 
 
