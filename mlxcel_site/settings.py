@@ -22,6 +22,14 @@ def _number(name: str, default: float) -> float:
         raise ImproperlyConfigured(f"{name}={env.str(name)!r}: expected a number") from None
 
 
+def _choice(name: str, *known: str) -> str:
+    """One of `known`, written in capitals or not; the first is the default."""
+    value = env.str(name, default="") or known[0]
+    if (found := next((choice for choice in known if choice.lower() == value.lower()), None)) is None:
+        raise ImproperlyConfigured(f"{name}={value!r}: expected one of {', '.join(known)}")
+    return found
+
+
 # Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
 prepare(VAR_DIR)
@@ -183,7 +191,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 LOGGING = logs.configure(
-    level=env.str("MLXCEL_LOG_LEVEL", default="INFO").upper(), json=env.str("MLXCEL_LOG_FORMAT", default="console") == "json")
+    level=_choice("MLXCEL_LOG_LEVEL", "INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL"),
+    json=_choice("MLXCEL_LOG_FORMAT", "console", "json") == "json")
 DJANGO_STRUCTLOG_STATUS_START_LOG_LEVEL = 10     # DEBUG: a request is one line, when it is answered
 DJANGO_STRUCTLOG_STATUS_4XX_LOG_LEVEL = 20
 DJANGO_STRUCTLOG_TRUST_UPSTREAM_REQUEST_ID = True     # mlxcel_site.middleware.RequestId takes insane ones away
