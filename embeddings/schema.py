@@ -38,7 +38,8 @@ FIELDS = _optional({
                                        "Also accepted as `encoding_type` or `embedding_type`."},
     "dimensions": {**INTEGER, "minimum": 1,
                    "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
-    "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
+    "instruction": {**STRING, "description": "For models that define a format for one. Others ignore it, and the answer's header "
+                                              "`x-ignored-fields` says so."},
     "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
                                             "text. Ignored by checkpoints without prompts. Multi-vector models read `query` and "
                                             "`document` differently; absent, all texts are documents. Also `prompt_name` or `task`."},

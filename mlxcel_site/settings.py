@@ -60,7 +60,7 @@ CORS_URLS_REGEX = r"^(?!/admin)"
 CORS_ALLOW_METHODS = ["GET", "HEAD", "POST", "OPTIONS"]
 CORS_ALLOW_HEADERS = [*default_headers, "x-api-key", "api-key", "x-request-id", *(     # and what the OpenAI SDK sends from browsers
     f"x-stainless-{name}" for name in ("arch", "lang", "os", "package-version", "runtime", "runtime-version", "retry-count", "timeout"))]
-CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-should-retry", "Retry-After", "Server-Timing"]
+CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-ignored-fields", "x-should-retry", "Retry-After", "Server-Timing"]
 
 # Who may call the API (mlxcel_site/auth.py), what it accepts and how it answers (embeddings/ and rerank/: parsing.py, rendering.py).
 API_KEYS = env.str("MLXCEL_API_KEYS", default="")

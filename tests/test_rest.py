@@ -107,6 +107,18 @@ def test_truncated_inputs_are_reported(http: Client) -> None:
     assert response.json()["usage"] == {"prompt_tokens": 67, "total_tokens": 67, "truncated_inputs": 2}
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding"])
+def test_an_instruction_that_has_no_effect_is_told(http: Client, served: FakeClient, path: str) -> None:
+    """The contract ignores it; a caller who believes in it would compare vectors that differ less than they think."""
+    assert post(http, {"input": "a", "instruction": "Find it"}, path)["x-ignored-fields"] == "instruction"
+    assert "x-ignored-fields" not in post(http, {"input": "a", "instruction": " "}, path)
+    with override_settings(STRICT_FIELDS=True):
+        error = envelope(post(http, {"input": "a", "instruction": "Find it"}, path), 400)
+    assert error["message"] == "`instruction` has no effect: fake-8 takes none" and error["param"] == "instruction"
+    served.spec = replace(SPEC, instructions=True)
+    assert "x-ignored-fields" not in post(http, {"input": "a", "instruction": "Find it"}, path)
+
+
 def test_the_job(http: Client, served: FakeClient) -> None:
     post(http, {"input": [[1, 2]], "dimensions": 4, "instruction": "x", "embd_normalize": 1, "truncate": False})
     (job,) = served.jobs
