@@ -2,8 +2,8 @@
 
 A request for embeddings is checked in this order: the shape of the body and the type of every field, a served model, `encoding_format`,
 `dimensions`, `input_type`, `multi_embedding`, `instruction`, the items, `embd_normalize`, and how long items are cut. `null` is the same as
-absent. Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8 output)
-is refused.
+absent. Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8
+output) is refused.
 """
 from __future__ import annotations
 

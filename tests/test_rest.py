@@ -423,8 +423,9 @@ def test_schema_is_complete(http: Client) -> None:
             if "requestBody" in operation:
                 body = operation["requestBody"]
                 assert body["required"] and body["content"]["application/json"]["examples"]
-                assert {"400", "413"} <= set(operation["responses"])
-    assert set(schema["paths"]["/v1/embeddings"]["post"]["responses"]) == {"200", "400", "401", "413", "500", "501", "503", "504"}
+                assert {"400", "408", "413", "415"} <= set(operation["responses"])
+    assert set(schema["paths"]["/v1/embeddings"]["post"]["responses"]) == {
+        "200", "400", "401", "408", "413", "415", "500", "501", "503", "504"}
 
 
 # Nothing makes it fall over
