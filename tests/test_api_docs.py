@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.test import Client, override_settings
-from django.urls import URLPattern, get_resolver
+from django.urls import get_resolver
 
 from inference.client import get_client
 from tests.rerankers import PAIRINGS
+from tests.routes import addresses
 from tests.servers import ROOT
 
 TEXT = (ROOT / "docs/api.md").read_text()
@@ -71,21 +72,10 @@ def test_examples(http: Client) -> None:
         same(json.loads(told), response.json(), f"{method} {path}")
 
 
-def routes(resolver: Any) -> list[tuple[str, Any]]:
-    """Every address of the API, and its view."""
-    found: list[tuple[str, Any]] = []
-    for entry in resolver.url_patterns:
-        if isinstance(entry, URLPattern):
-            found.append(("/" + re.sub("<[a-z]+:([a-z]+)>", r"{\1}", str(entry.pattern)), entry.callback))
-        elif entry.app_name != "admin":
-            found += routes(entry)
-    return found
-
-
 def test_routes_are_listed(http: Client) -> None:
     """In the documentation and at /v1; other names of a route in the documentation alone."""
-    also = {path for path, view in routes(get_resolver()) if "schema" in getattr(view, "view_initkwargs", ()) and path != "/v1"}
-    named = {path for path, _ in routes(get_resolver())} - also
+    also = {path for path, view in addresses(get_resolver()) if "schema" in getattr(view, "view_initkwargs", ()) and path != "/v1"}
+    named = {path for path, _ in addresses(get_resolver())} - also
     listed = set(re.findall(r"`((?:GET|POST) /[^`]*)`", TEXT))
     assert {line.partition(" ")[2] for line in listed} == named
     assert {f"{method} {path}" for method, paths in http.get("/v1").json()["routes"].items() for path in paths} == listed

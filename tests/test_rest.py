@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.test import Client, override_settings
-from django.urls import resolve
+from django.urls import get_resolver, resolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -40,6 +41,7 @@ from mlxcel_site import errors
 from mlxcel_site.bodies import Bodies
 from mlxcel_site.codec import loads
 from tests.fakes import RERANKER, SPEC, FakeClient
+from tests.routes import addresses
 
 pytestmark = pytest.mark.usefixtures("served")
 
@@ -368,6 +370,20 @@ def test_search_errors(http: Client, collection: Collection, monkeypatch: pytest
 
     monkeypatch.setattr(views, "search", search)
     assert envelope(post(http, {"query": "a"}, "/collections/books/search"), 409)["type"] == "conflict_error"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+def test_no_method_on_any_route_gives_a_500_or_a_page(db: None, http: Client, method: str) -> None:
+    for path, _ in addresses(get_resolver()):
+        for address in (path, f"{path}/"):
+            response = http.generic(method, re.sub(r"{\w+}", "x", address), b"{}", content_type="application/json")
+            assert response.status_code in (200, 400, 404, 405, 501), (method, address, response.content)
+            page = path in ("/", "/docs", "/metrics") and method in ("GET", "HEAD")
+            assert page or response["Content-Type"] in ("application/json", "application/vnd.oai.openapi+json"), (method, address)
+
+
+def test_a_path_that_is_no_route_is_told_in_short(http: Client) -> None:
+    assert len(envelope(http.get(f"/{'a' * 9000}"), 404)["message"]) < 300
 
 
 # Pages and the document of the API
