@@ -88,7 +88,7 @@ class Sifting:
             self.report.read += 1
             if isinstance(record, Problem):
                 self._failed(record)
-            elif not record.text.strip():
+            elif record.blank:
                 self._blank(record, chunk)
             else:
                 chunk.append(record)

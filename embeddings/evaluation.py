@@ -28,18 +28,22 @@ class Evaluation:
     queries: int                       # judged and asked
     unasked: int                       # judged, but not among the queries; they count as zero
     judgements: int
-    absent: int                        # judged documents that are not in the collection
+    documents: int                     # judged ones, each counted once
+    absent: int                        # of these, not in the collection
     depth: int
 
 
 def read_queries(path: str) -> dict[str, str]:
-    """Queries from JSONL with `_id` or `id` and `text`, by id. Raises InvalidRequest with the line for anything else."""
+    """Queries by id, from records with `_id` or `id` and `text`. Raises InvalidRequest, with the line where one is wrong."""
+    if Path(path).is_dir() or (Path(path).exists() and sources.kind_of(Path(path)) not in sources.RECORD_FILES):
+        raise InvalidRequest(f"{path} is not of a kind that can hold queries; expected {sources.RECORDS}, {sources.STDIN}, with the fields "
+                             "_id and text", param="queries")
     queries: dict[str, str] = {}
     for record in sources.documents(sources.read([path])):
         if isinstance(record, sources.Problem):
             raise InvalidRequest(f"{record.position}: {record.message}", param="queries")
-        if not record.text:
-            raise InvalidRequest(f"{record.position}: query {record.id!r} is empty", param="queries")
+        if record.blank:
+            raise InvalidRequest(f"{record.position}: query {record.id!r} has no visible text", param="queries")
         queries[record.id] = record.text
     return queries
 
@@ -69,7 +73,8 @@ def read_qrels(path: str) -> list[Judgement]:
 
 def evaluate(collection: Collection, queries: dict[str, str], judgements: Iterable[Judgement], *,
              client: InferenceClient, depth: int = DEPTH) -> Evaluation:
-    """Ranks `depth` documents for every judged query. Raises what `search` raises, and InvalidRequest where no query is judged."""
+    """Ranks `depth` documents for every judged query. Raises what `search` raises, and InvalidRequest where no query is judged or the
+    collection holds none of the judged documents."""
     import ir_measures  # a second of imports that only this function needs
 
     judgements = list(judgements)
@@ -77,6 +82,11 @@ def evaluate(collection: Collection, queries: dict[str, str], judgements: Iterab
     asked = [query for query in queries if query in judged]
     if not asked:
         raise InvalidRequest("None of the queries has a judgement: do both files use the same query ids?", param="qrels")
+    wanted = {judgement.document for judgement in judgements}
+    stored = set(Document.objects.filter(collection=collection).values_list("external_id", flat=True))
+    if not wanted & stored:
+        raise InvalidRequest(f"None of the judged documents is in collection {collection.name!r}: judged are ids such as {min(wanted)!r}, "
+                             f"stored {f'such as {min(stored)!r}' if stored else 'is nothing'}", param="qrels")
     found = search.ranked(collection, [queries[query] for query in asked], client=client, limit=depth)
     names = Document.objects.filter(collection=collection).only("external_id").in_bulk(
         list({scored.document for hits in found for scored in hits}))
@@ -86,7 +96,5 @@ def evaluate(collection: Collection, queries: dict[str, str], judgements: Iterab
     measures = {name: ir_measures.parse_measure(name) for name in MEASURES}
     qrels = [ir_measures.Qrel(judgement.query, judgement.document, judgement.relevance) for judgement in judgements]
     figures = ir_measures.calc_aggregate(measures.values(), qrels, run)
-    wanted = {judgement.document for judgement in judgements}
-    present = set(Document.objects.filter(collection=collection).values_list("external_id", flat=True)) & wanted
     return Evaluation({name: float(figures[measure]) for name, measure in measures.items()}, len(asked), len(judged - set(asked)),
-                      len(judgements), len(wanted - present), depth)
+                      len(judgements), len(wanted), len(wanted - stored), depth)

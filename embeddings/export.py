@@ -97,6 +97,6 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error}", param="out") from error
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror or error}", param="out") from error
     finally:
         fresh.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """HTTP bodies into frozen requests. The order of the checks and the wording of the errors are a contract with clients.
 
 A request for embeddings is checked in this order: the shape of the body and the type of every field, a served model, `encoding_format`,
-`dimensions`, `input_type`, `multi_embedding`, the items, `embd_normalize`, and how long items are cut. `null` is the same as absent.
-Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8 output)
-is refused.
+`dimensions`, `input_type`, `multi_embedding`, `instruction`, the items, `embd_normalize`, and how long items are cut. `null` is the same as
+absent. Other servers' names for a field are accepted; what would silently give other vectors than were asked for (`late_chunking`, int8
+output) is refused.
 """
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class EmbedRequest:
     truncate: bool = True
     input_type: InputType | None = None
     multi_embedding: bool = False         # the caller asked for rows by name, and is told so by the `object` of each item
+    ignored: tuple[str, ...] = ()         # fields that have no effect on this model, and the caller is told so
 
     def job(self) -> EmbedJob:
         return EmbedJob(items=self.items, model=self.model, dimensions=self.dimensions, instruction=self.instruction,
@@ -103,10 +104,11 @@ def parse_embed(body: object, client: InferenceClient) -> EmbedRequest:
     encoding = _encoding_format(fields)
     dimensions = _dimensions(fields, model)
     input_type, multi_embedding = _input_type(fields, model), _multi_embedding(fields, model)
+    ignored = _ignored(fields, model)
     return EmbedRequest(
         items=_prompted(_checked(items, model), _prompt(fields, model)), model=model.id, encoding_format=encoding, dimensions=dimensions,
         instruction=fields.get("instruction"), normalize=_normalize(fields, model), truncate=_truncate(fields, model),
-        input_type=input_type, multi_embedding=multi_embedding)
+        input_type=input_type, multi_embedding=multi_embedding, ignored=ignored)
 
 
 def parse_native(body: object, client: InferenceClient) -> EmbedRequest:
@@ -218,6 +220,15 @@ def _multi_embedding(fields: dict[str, Any], model: ModelSpec) -> bool:
     if wanted and not model.multi_vector:
         raise UnsupportedCapability(f"`multi_embedding` is not supported: {model.id} gives one vector an input", param="multi_embedding")
     return wanted
+
+
+def _ignored(fields: dict[str, Any], model: ModelSpec) -> tuple[str, ...]:
+    """`instruction`, of a model that has no format for one."""
+    if model.instructions or not (fields.get("instruction") or "").strip():
+        return ()
+    if settings.STRICT_FIELDS:
+        raise UnsupportedCapability(f"`instruction` has no effect: {model.id} takes none", param="instruction")
+    return ("instruction",)
 
 
 def _prompt(fields: dict[str, Any], model: ModelSpec) -> str:

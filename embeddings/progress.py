@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
 from .bulk import Report
+from .counted import counted
 from .sources import Problem
 
 PLAIN_SECONDS = 5.0
@@ -49,8 +50,8 @@ class Display:
             self._bar.update(self._task, completed=report.done, total=self.total and max(self.total, report.done), report=report)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + PLAIN_SECONDS
-            of = f" of {self.total:,}" if self.total else ""
-            self._print(" · ".join([f"{report.done:,}{of} documents", *rates(report, self.total)]))
+            of = f"{report.done:,} of " if self.total else ""
+            self._print(" · ".join([of + counted(self.total or report.done, "document"), *rates(report, self.total)]))
 
     def problem(self, problem: Problem) -> None:
         said = problem.message.replace(f"{problem.known!r}: ", "... ") if problem.known else problem.message
@@ -118,7 +119,7 @@ def duration(seconds: float) -> str:
 
 class _Count(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed:,.0f} of {task.total:,.0f}" if task.total else f"{task.completed:,.0f} documents")
+        return Text(f"{task.completed:,.0f} of {task.total:,.0f}" if task.total else counted(int(task.completed), "document"))
 
 
 class _Rates(ProgressColumn):

@@ -33,13 +33,18 @@ def render_embeddings(request: EmbedRequest, result: EmbedResult) -> Response:
         "data": [{"object": kind, "index": i, **encode(vector)} for i, vector in enumerate(vectors)],
         "model": result.model,
         "usage": answers.usage(result),
-    }, headers=answers.headers(result))
+    }, headers=_headers(request, result))
 
 
-def render_native(result: EmbedResult) -> Response:
+def render_native(request: EmbedRequest, result: EmbedResult) -> Response:
     """llama-server's bare list. An embedding is a list of rows, whatever `encoding_format` says: one row, or one a token of a multi-vector
     model."""
-    return Response([{"index": i, "embedding": rows} for i, rows in enumerate(_rows(result))], headers=answers.headers(result))
+    return Response([{"index": i, "embedding": rows} for i, rows in enumerate(_rows(result))], headers=_headers(request, result))
+
+
+def _headers(request: EmbedRequest, result: EmbedResult) -> dict[str, str]:
+    ignored = {"x-ignored-fields": ", ".join(request.ignored)} if request.ignored else {}
+    return answers.headers(result) | ignored
 
 
 def _rows(result: EmbedResult) -> list[np.ndarray]:

@@ -38,7 +38,8 @@ FIELDS = _optional({
                                        "Also accepted as `encoding_type` or `embedding_type`."},
     "dimensions": {**INTEGER, "minimum": 1,
                    "description": "Keep the first n components, then normalise again. Also `output_dimension`."},
-    "instruction": {**STRING, "description": "For models that define a format for one; others ignore it."},
+    "instruction": {**STRING, "description": "For models that define a format for one. Others ignore it, and the answer's header "
+                                              "`x-ignored-fields` says so."},
     "input_type": {**STRING, "description": "`query`, `document` or another prompt of the checkpoint: puts that prompt before each "
                                             "text. Ignored by checkpoints without prompts. Multi-vector models read `query` and "
                                             "`document` differently; absent, all texts are documents. Also `prompt_name` or `task`."},
@@ -141,7 +142,7 @@ def _response(name: str, value: Any) -> OpenApiExample:
 create_embeddings = extend_schema(
     operation_id="createEmbeddings", summary="Embed texts or token ids", tags=["Embeddings"],
     request={"application/json": _ref("EmbeddingRequest")}, responses={200: _ref("EmbeddingResponse")},
-    extensions={"x-errors": [400, 413, 501, 503, 504]},
+    extensions={"x-errors": [501, 503, 504]},
     examples=[
         _request("One text", {"input": "The weather is lovely today."}),
         _request("Several texts, cut to 64 dimensions", {
@@ -156,7 +157,7 @@ create_native_embeddings = extend_schema(
     description="The body of `/v1/embeddings`, where `content` is another name of `input`; the answer is a bare list, and each embedding a "
                 "list of rows. `encoding_format` is checked and makes no difference. Also at `/embeddings`.",
     request={"application/json": _ref("NativeEmbeddingRequest")}, responses={200: _ref("NativeEmbeddingResponse")},
-    extensions={"x-errors": [400, 413, 501, 503, 504]},
+    extensions={"x-errors": [501, 503, 504]},
     examples=[
         _request("One text", {"content": "The weather is lovely today."}),
         _request("Several texts", {"content": ["The weather is lovely today.", "He drove to the stadium."]}),
@@ -172,7 +173,7 @@ search_collection = extend_schema(
     description="The query is embedded with the collection's model, which has to be served. A document that was split into passages "
                 "appears once, with its best passage.",
     request={"application/json": _ref("SearchRequest")}, responses={200: _ref("SearchResponse")},
-    extensions={"x-errors": [400, 404, 409, 413, 501, 503, 504]},
+    extensions={"x-errors": [404, 409, 501, 503, 504]},
     examples=[
         _request("A question", {"query": "how do plants make sugar", "limit": 3, "include_text": True}),
         _request("Judged once more by a reranker", {"query": "how do plants make sugar", "limit": 3, "rerank": True, "candidates": 50}),

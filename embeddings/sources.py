@@ -11,6 +11,8 @@ import io
 import json
 import os
 import sys
+import unicodedata
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,10 @@ from . import storable
 LINE_BYTES = 64 * 1024 * 1024      # a longer line or file is reported, not read
 ID_CHARACTERS = 512                # as the column is wide
 TEXT_FILES = (".txt", ".md", ".markdown")
+RECORD_FILES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+RECORDS, STDIN = ".jsonl, .ndjson, .csv, .tsv (each also .gz), .parquet", "or - for JSONL on standard input"
+UNSEEN = ("Zs", "Zl", "Zp", "Cc", "Cf")
+FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"        # by their category letters, marks or symbols
 COUNT_BYTES = 256 * 1024 * 1024    # larger files are not counted but judged by their first mebibyte
 
 
@@ -35,6 +41,12 @@ class Record:
     id: str
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def blank(self) -> bool:
+        """Whether no character of the text can be seen: white space, control and format characters (zero-width spaces, byte order marks,
+        soft hyphens, ...) and Unicode's fillers."""
+        return all(unicodedata.category(character) in UNSEEN or character in FILLERS for character in self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +120,17 @@ def _reader(source: str) -> Any:
         return _directory
     if not path.exists():
         raise InvalidRequest(f"{source} does not exist", param="source")
-    kind = _kind(path)
+    kind = kind_of(path)
     readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet} | dict.fromkeys(TEXT_FILES, _file)
     if kind not in readers:
         raise InvalidRequest(
-            f"{source} is not of a kind that can be read; expected .jsonl, .ndjson, .csv, .tsv (each also .gz), .parquet, .txt, .md, "
-            "a directory of .txt and .md files, or - for JSONL on standard input", param="source")
+            f"{source} is not of a kind that can be read; expected {RECORDS}, .txt, .md, a directory of .txt and .md files, {STDIN}",
+            param="source")
     return readers[kind]
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """The suffix that says how a file is read."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
@@ -130,7 +143,9 @@ def _open(source: str) -> Iterator[IO[bytes]]:
     try:
         with opener(source, "rb") as stream:
             yield stream
-    except (OSError, EOFError) as error:
+    except EOFError as error:
+        raise InvalidRequest(f"{source} ends early: its compressed data breaks off. Fetch or copy it once more", param="source") from error
+    except (OSError, zlib.error) as error:
         _unreadable(source, error)
 
 
@@ -188,7 +203,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _csv(source: str) -> Iterator[Raw | Problem]:
     csv.field_size_limit(LINE_BYTES)
-    delimiter = "\t" if _kind(Path(source)) == ".tsv" else ","
+    delimiter = "\t" if kind_of(Path(source)) == ".tsv" else ","
     with _open(source) as stream:
         # surrogateescape keeps the row count right where a byte is not UTF-8; the row is reported below. Strict: a quote that is not
         # closed would make one long cell of the rows after it, and one within a cell would be guessed at.

@@ -28,7 +28,7 @@ class NativeEmbeddings(APIView):
     def post(self, request: Request) -> Response:
         client = get_client()
         wanted = parse_native(request.data, client)
-        return render_native(client.embed(wanted.job()))
+        return render_native(wanted, client.embed(wanted.job()))
 
 
 class Collections(APIView):

@@ -121,6 +121,8 @@ def _embed(options: argparse.Namespace) -> int:
         raise InvalidRequest(f"{options.image[0]} is an image, but {spec.id} does not accept images")
     if options.query and not spec.multi_vector:
         raise InvalidRequest(f"-q is for multi-vector models; put the query prompt of {spec.id} before a -p TEXT instead")
+    if options.instruction and not spec.instructions:
+        print(f"note: --instruction has no effect: {spec.id} takes none", file=sys.stderr)
     sides: list[tuple[list[str], InputType | None]] = [(options.query, "query"), (options.prompt, None)]
     results = [client.embed(EmbedJob(tuple(texts), dimensions=options.dimensions, instruction=options.instruction, input_type=side))
                for texts, side in sides if texts]

@@ -113,7 +113,7 @@ class Checkpoint:
         folders = [self.trunk, *sorted(beside)]
         files = tuple(f for folder in folders for f in sorted(folder.glob("*.safetensors")) if f.name not in SKIPPED_WEIGHTS)
         if not any(f.parent == self.trunk for f in files):
-            raise CheckpointError(f"{self.trunk} has no *.safetensors" + instead(self.trunk))
+            raise no_weights(self.trunk)
         for file in files:
             if _is_lfs_pointer(file):
                 raise _lfs_error(file)
@@ -191,13 +191,19 @@ def _is_lfs_pointer(path: Path) -> bool:
         return stream.read(len(LFS_POINTER)) == LFS_POINTER
 
 
+def no_weights(folder: Path) -> CheckpointError:
+    return CheckpointError(f"{folder} has no *.safetensors" + instead(folder))
+
+
 def instead(folder: Path) -> str:
     """What the folder holds in place of what was looked for, as the end of a message."""
-    names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    if "adapter_config.json" in names:
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        return f": it is a LoRA adapter of {base!r}, and neither that model nor its weights are here"
-    if "pytorch_model.bin" in names or any(n.startswith("pytorch_model-") for n in names):
+    if not folder.is_dir():
+        return ": it is not a directory"
+    names = {p.name for p in folder.iterdir()}
+    if names & set(ADAPTER):
+        base = read_json(folder / ADAPTER[0], {}).get("base_model_name_or_path")
+        return f": it is a LoRA adapter{f' of {base!r}' if base else ''}, and neither that model nor its weights are here"
+    if any(n.endswith((".bin", ".pt", ".pth", ".ckpt")) for n in names):
         return (": it has PyTorch pickles only, which are not loaded because they can run code; convert them once with transformers' "
                 "`AutoModel.from_pretrained(...).save_pretrained(..., safe_serialization=True)` or choose a revision with safetensors")
     if any(n.endswith(".gguf") for n in names):

@@ -31,7 +31,8 @@ def boolean(value: Any) -> bool:
 def whole(least: int, below: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         if type(value) is not int or not least <= value < below:
-            raise ValueError("a whole number of at least 0" if least == 0 else "a whole number")
+            outside = f" from {least} to {below - 1}" if type(value) is int else ""
+            raise ValueError("a whole number of at least 0" if least == 0 else f"a whole number{outside}")
         return value
     return parse
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .checkpoint import SKIPPED_WEIGHTS
+from .checkpoint import SKIPPED_WEIGHTS, no_weights
 from .errors import CheckpointError
 from .ops import Depthwise, Embedding, Linear, Linears, Norm, Tensor
 
@@ -83,7 +83,7 @@ class Weights:
         top = _files(folder, "*.safetensors")
         below = [path for path in _files(root or folder, "[!.]*/*.safetensors") if path.parent != folder]
         if not top:
-            raise CheckpointError(_nothing(folder))
+            raise no_weights(folder)
         tensors: dict[str, Any] = {}
         origin: dict[str, Path] = {}
         for path in top + below:
@@ -245,15 +245,3 @@ def one_label(w: Weights, name: str) -> int:
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.name not in SKIPPED_WEIGHTS)
-
-
-def _nothing(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a directory"
-    if (folder / "adapter_model.safetensors").exists():
-        return f"{folder} holds a LoRA adapter (adapter_model.safetensors) without its base model's weights"
-    older = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".h5", ".gguf", ".onnx"))
-    if older:
-        return (f"{folder} holds {', '.join(older[:3])} and no *.safetensors: convert it, e.g. with transformers "
-                f"`AutoModel.from_pretrained(...).save_pretrained(..., safe_serialization=True)`, or choose a revision that has them")
-    return f"{folder} holds no *.safetensors; found: {', '.join(sorted(path.name for path in folder.iterdir())[:8]) or 'nothing'}"

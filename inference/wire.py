@@ -62,7 +62,7 @@ class EmbedJob:
     items: tuple[Item, ...]
     model: str | None = None
     dimensions: int | None = None             # keep the first n components, then normalise again
-    instruction: str | None = None            # for families that document a format; others ignore it
+    instruction: str | None = None            # for families that document a format (`instructions` of the spec); others ignore it
     input_type: InputType | None = None
     normalize: float | None = None            # None: as the checkpoint says
     truncate: bool = True                     # False: an item over max_length is an InvalidRequest naming it

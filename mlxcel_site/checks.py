@@ -4,13 +4,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
-from inference.config import LOCAL, MODE_KIND, Settings
+from inference.config import LANE, LOCAL, MODE_KIND, Settings
 from inference.errors import ConfigError
 
 from .auth import load_keys
@@ -23,7 +24,7 @@ def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[Ch
         found = Settings.from_env()
     except ConfigError as error:
         return [Error(str(error), hint="manage.py serve --help lists every setting", id="mlxcel.E001")]
-    return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found),
+    return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found), *_check_directories(found),
             *_check_prefix(os.environ.get("MLXCEL_API_PREFIX", ""))]
 
 
@@ -45,6 +46,19 @@ def _check_aliases(found: Settings) -> list[CheckMessage]:
     if not (problem := found.unanswered((*configured, *sorted(known - {*configured})))):
         return []
     return [Error(problem, hint="an alias is NAME=MODEL, MODEL being the id or the full repository id of a served model", id="mlxcel.E007")]
+
+
+def _check_directories(found: Settings) -> list[CheckMessage]:
+    """Model workers have their own MLXCEL_MODELS_DIR. The cache is made where it is missing."""
+    expected = {"PROMETHEUS_MULTIPROC_DIR": os.environ.get("PROMETHEUS_MULTIPROC_DIR") or None,
+                "MLXCEL_MODELS_DIR": found.models_dir if found.transport != LANE else None}
+    problems = [Error(f"{name}={path}: there is no such directory", hint=f"make it, or unset {name}", id="mlxcel.E008")
+                for name, path in expected.items() if path and not Path(path).is_dir()]
+    nearest = next(path for path in (found.cache_dir, *found.cache_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        problems.append(Error(f"MLXCEL_CACHE_DIR={found.cache_dir}: {nearest} is not a directory", hint="name one that can be made",
+                              id="mlxcel.E008"))
+    return [*problems]
 
 
 def _check_prefix(text: str) -> list[CheckMessage]:
@@ -75,11 +89,20 @@ def check_api_keys(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMes
 
 
 @register()
-def check_document_shape(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
-    shape = settings.RERANK_DOCUMENT_SHAPE
-    if shape in ("verbatim", "object"):
+def check_choices(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    choices = {"RERANK_DOCUMENT_SHAPE": ("verbatim", "object"), "INDEX": ("auto", "exact")}
+    return [Error(f"MLXCEL_{name}={getattr(settings, name)!r}: expected {' or '.join(known)}", id="mlxcel.E006")
+            for name, known in choices.items() if getattr(settings, name) not in known]
+
+
+@register()
+def check_database_file(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    database = settings.DATABASES["default"]
+    folder = Path(str(database["NAME"])).parent
+    if not database["ENGINE"].endswith("sqlite3") or ":" in str(database["NAME"]) or folder.is_dir():
         return []
-    return [Error(f"MLXCEL_RERANK_DOCUMENT_SHAPE={shape!r}: expected verbatim or object", id="mlxcel.E006")]
+    return [Error(f"DATABASE_URL names a file in {folder}, and there is no such directory", hint="make it, or name another file",
+                  id="mlxcel.E009")]
 
 
 @register()
@@ -89,5 +112,5 @@ def check_names(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessag
 
 def require_sound_configuration() -> None:
     """Raises ImproperlyConfigured: a WSGI server does not run Django's checks."""
-    if found := [*check_model_settings(None), *check_api_keys(None), *check_document_shape(None)]:
+    if found := [*check_model_settings(None), *check_api_keys(None), *check_choices(None)]:
         raise ImproperlyConfigured("; ".join(f"{message.msg} ({message.hint})" if message.hint else str(message.msg) for message in found))

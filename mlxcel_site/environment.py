@@ -22,7 +22,7 @@ WEB: tuple[tuple[str, str, str], ...] = (
     ("MLXCEL_ACCEPT_ANY_MODEL", "0", "answer with the default model whatever model a request names"),
     ("MLXCEL_RERANK_DOCUMENT_SHAPE", "verbatim", "how rerankers return documents: verbatim, or object for {\"text\": ...} always"),
     ("MLXCEL_PROPS", "0", "answer GET /props: which models are served, and how"),
-    ("MLXCEL_LOG_LEVEL", "INFO", "how much is logged: DEBUG, INFO, WARNING or ERROR"),
+    ("MLXCEL_LOG_LEVEL", "INFO", "how much is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     ("MLXCEL_LOG_FORMAT", "console", "console, or json for one object a line"),
     ("PROMETHEUS_MULTIPROC_DIR", "", "an empty directory, where several web processes add up their /metrics"),
     ("DJANGO_SECRET_KEY", "made on first start", "signs sessions"),

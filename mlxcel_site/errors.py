@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 NUMERIC_CODE = {"authentication_error", "unavailable_error"}     # llama-server's envelope: `code` is the status
 TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 405: "invalid_request_error"}
 
-
+LONGEST_PATH = 200      # characters that an error gives back
 MESSAGES = {400: "the request could not be read", 403: "not allowed", 405: "is not allowed here"}
 
 
@@ -70,7 +70,8 @@ def respond_to(error: Exception) -> HttpResponse:
         case RequestDataTooBig():
             return respond(TooLarge("Request body too large."))
         case DisallowedHost():
-            return respond(InvalidRequest("the Host header names a host this server does not answer to; list it in DJANGO_ALLOWED_HOSTS"))
+            return respond(InvalidRequest("the Host header is missing, or names a host this server does not answer to; list it in "
+                                          "DJANGO_ALLOWED_HOSTS"))
         case SuspiciousOperation() | UnreadablePostError():
             return respond(InvalidRequest("the request could not be read"))
         case Http404():
@@ -109,7 +110,8 @@ def handler404(request: HttpRequest, exception: Exception | None) -> HttpRespons
         return defaults.page_not_found(request, exception or Http404())
     once = re.sub(r"\A(/v\d+)(\1)+(?=/|\Z)", r"\1", request.path_info)
     hint = f"the base URL already ends in it: use {once}" if once != request.path_info else "the routes are listed at /docs"
-    return respond(NotFound(f"no such path: {request.method} {request.path}; {hint}"))
+    path = request.path if len(request.path) <= LONGEST_PATH else f"{request.path[:LONGEST_PATH]}…"
+    return respond(NotFound(f"no such path: {request.method} {path}; {hint}"))
 
 
 def handler500(request: HttpRequest) -> HttpResponseBase:

@@ -55,16 +55,20 @@ ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("BadRequest", "The request cannot be understood.", "`dimensions` must be between 1 and 384 for this model, got 1000"),
     401: ("Unauthorized", "No API key, or one the server does not know.", "Invalid API Key"),
     404: ("NotFound", "No such thing.", "there is no collection `books`"),
+    408: ("BodyTimeout", "The body did not arrive in time.", "only 16 bytes of the 2000 announced by Content-Length came within 10 s"),
     409: ("Conflict", "The collection's model is not served.", "the model of this collection is not served"),
     413: ("TooLarge", "The body is over 64 MiB.", "Request body too large."),
+    415: ("UnsupportedEncoding", "The body is compressed.",
+          "Content-Encoding `gzip` is not accepted; send the body as it is, without compression"),
     500: ("ServerError", "Something failed inside.", "internal server error; the log has it under the id in x-request-id"),
     501: ("NotImplemented", "No model of this kind is served. Not worth a retry.", "This server does not support embeddings."),
     503: ("Busy", "Too many requests are waiting, or the model is loading. `Retry-After` says when to come back.",
           "All slots are busy. Please try again later."),
     504: ("TimedOut", "The request took too long. Not worth a retry.", "Embedding request timed out. Please try again later."),
 }
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 409: "conflict_error",
-         413: "invalid_request_error", 500: "server_error", 501: "not_implemented", 503: "server_busy", 504: "server_timeout"}
+TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 500: "server_error", 501: "not_implemented",
+         503: "server_busy", 504: "server_timeout"}      # else invalid_request_error
+OF_BODIES = (400, 408, 413, 415)
 HEADERS = {
     503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     501: {"x-should-retry": {"schema": {"type": "string", "const": "false"}}},
@@ -86,7 +90,7 @@ ready = extend_schema(operation_id="ready", summary="Whether every configured mo
 
 def _error_response(status: int) -> dict[str, Any]:
     _, description, message = ERRORS[status]
-    error = {"message": message, "type": TYPES[status], "param": "dimensions" if status == 400 else None,
+    error = {"message": message, "type": TYPES.get(status, "invalid_request_error"), "param": "dimensions" if status == 400 else None,
              "code": 401 if status == 401 else None}
     example = {"error": error, "detail": message}
     return {"description": description, "headers": HEADERS.get(status, {}),
@@ -94,16 +98,19 @@ def _error_response(status: int) -> dict[str, Any]:
 
 
 def complete(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, 401 where it wants a key, and 500."""
+    """Drf-spectacular's hook: adds components, and to each operation the errors its `x-errors` lists, those of bodies where it takes one,
+    401 where it wants a key, and 500. No operation that exists answers 405."""
     components = result["components"]
     components.setdefault("schemas", {}).update({
         **EMBEDDINGS, **RERANK, "Model": MODEL, "Props": PROPS, "ModelList": MODELS, "Status": STATUS, "Error": ERROR})
     components["responses"] = {ERRORS[status][0]: _error_response(status) for status in sorted(ERRORS)}
     for path in result["paths"].values():
         for operation in path.values():
-            if body := operation.get("requestBody"):
+            body = operation.get("requestBody", {})
+            if body:
                 body["required"] = True
-            statuses = {*operation.pop("x-errors", ()), 500, *([401] if any(operation.get("security", ())) else [])}
+            keyed = any(operation.get("security", ()))
+            statuses = {*operation.pop("x-errors", ()), 500, *(OF_BODIES if body else ()), *([401] if keyed else ())}
             for status in sorted(statuses):
                 operation["responses"][str(status)] = {"$ref": f"#/components/responses/{ERRORS[status][0]}"}
     return result

@@ -22,6 +22,14 @@ def _number(name: str, default: float) -> float:
         raise ImproperlyConfigured(f"{name}={env.str(name)!r}: expected a number") from None
 
 
+def _choice(name: str, *known: str) -> str:
+    """One of `known`, written in capitals or not; the first is the default."""
+    value = env.str(name, default="") or known[0]
+    if (found := next((choice for choice in known if choice.lower() == value.lower()), None)) is None:
+        raise ImproperlyConfigured(f"{name}={value!r}: expected one of {', '.join(known)}")
+    return found
+
+
 # Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
 prepare(VAR_DIR)
@@ -52,7 +60,7 @@ CORS_URLS_REGEX = r"^(?!/admin)"
 CORS_ALLOW_METHODS = ["GET", "HEAD", "POST", "OPTIONS"]
 CORS_ALLOW_HEADERS = [*default_headers, "x-api-key", "api-key", "x-request-id", *(     # and what the OpenAI SDK sends from browsers
     f"x-stainless-{name}" for name in ("arch", "lang", "os", "package-version", "runtime", "runtime-version", "retry-count", "timeout"))]
-CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-should-retry", "Retry-After", "Server-Timing"]
+CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-ignored-fields", "x-should-retry", "Retry-After", "Server-Timing"]
 
 # Who may call the API (mlxcel_site/auth.py), what it accepts and how it answers (embeddings/ and rerank/: parsing.py, rendering.py).
 API_KEYS = env.str("MLXCEL_API_KEYS", default="")
@@ -181,7 +189,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 LOGGING = logs.configure(
-    level=env.str("MLXCEL_LOG_LEVEL", default="INFO").upper(), json=env.str("MLXCEL_LOG_FORMAT", default="console") == "json")
+    level=_choice("MLXCEL_LOG_LEVEL", "INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL"),
+    json=_choice("MLXCEL_LOG_FORMAT", "console", "json") == "json")
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True

@@ -22,6 +22,6 @@ urlpatterns = [
     path("v1/health", Health.as_view(schema=None)),
     path("v1/health/ready", Ready.as_view(schema=None)),
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="schema"),
-    path("docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("docs", SpectacularSwaggerView.as_view(url_name="schema", http_method_names=["get", "head"]), name="docs"),
     path("admin/", admin.site.urls),
 ]

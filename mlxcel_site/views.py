@@ -25,6 +25,10 @@ from . import schema
 from .errors import Unavailable
 
 STARTED = int(time.time())
+ROUTES = {
+    "POST": ["/v1/embeddings", "/embedding", "/v1/rerank", "/collections/{name}/search"],
+    "GET": ["/", "/v1", "/v1/models", "/v1/models/{model}", "/props", "/collections", "/collections/{name}", "/jobs", "/jobs/{job}",
+            "/health", "/health/ready", "/metrics", "/docs", "/openapi.json"]}
 NOT_READY = {
     "loading": "Loading model", "failed": "A configured model failed to load; the log says why",
     "stale": "A model's worker is gone, or makes no progress", "unserved": "No model worker has registered yet"}
@@ -124,8 +128,7 @@ class Base(APIView):
     def get(self, request: Request) -> Response:
         return Response({
             "name": "mlxcel", "docs": request.build_absolute_uri(reverse("docs")), "openapi": request.build_absolute_uri(reverse("schema")),
-            "routes": {"POST": ["/v1/embeddings", "/v1/rerank", "/collections/{name}/search"],
-                       "GET": ["/v1/models", "/collections", "/jobs", "/health", "/health/ready", "/metrics"]}})
+            "routes": ROUTES})
 
 
 @csrf_exempt

@@ -56,7 +56,7 @@ create_rerank = extend_schema(
     description="Also at `/rerank`, `/v1/reranking` and `/reranking`. The body decides the form of the answer: an object for `documents`, "
                 "an array for `texts`.",
     request={"application/json": _ref("RerankRequest", "RerankTextsRequest")},
-    responses={200: _ref("RerankResponse", "RerankTextsResponse")}, extensions={"x-errors": [400, 413, 501, 503, 504]},
+    responses={200: _ref("RerankResponse", "RerankTextsResponse")}, extensions={"x-errors": [501, 503, 504]},
     examples=[
         OpenApiExample("The two best documents", request_only=True, value={
             "query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": True}),

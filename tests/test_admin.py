@@ -628,7 +628,7 @@ def test_deleting_a_collection_takes_its_documents_and_search_files_along(
     index.rebuild(collection)
     index.rebuild(other)
     assert index.folder(collection).is_dir() and index.folder(other).is_dir()
-    assert "1 documents, 1 passages" in plain(get(admin_client, url("collection_delete", collection.pk)))
+    assert "1 document, 1 passage" in plain(get(admin_client, url("collection_delete", collection.pk)))
     assert admin_client.post(url("collection_delete", collection.pk), {"post": "yes"}).status_code == 302
     assert not index.folder(collection).exists() and index.folder(other).is_dir()
     assert [c.name for c in Collection.objects.all()] == ["other"] and Document.objects.get().external_id == "b"

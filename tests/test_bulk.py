@@ -104,10 +104,11 @@ def test_split_documents_have_passages_with_offsets_and_another_split_embeds_aga
     assert set(Document.objects.values_list("split", flat=True)) == {"none"}
 
 
+@pytest.mark.parametrize("text", [" \n\u2003", "\u200b\u200c\u200d\u2060\ufeff", "\u00ad", "\x01\x7f", "\u3164\u2800"])
 @pytest.mark.parametrize(("policy", "expected"), [("skip", (1, 1, 0)), ("embed", (2, 0, 0)), ("fail", (1, 0, 1))])
-def test_blank_documents(policy: str, expected: tuple[int, int, int]) -> None:
+def test_blank_documents(policy: str, expected: tuple[int, int, int], text: str) -> None:
     collection = stored.collection(blank=policy)
-    report = run(collection, records({"a": " \n\u2003", "b": "x"}))
+    report = run(collection, records({"a": text, "b": "\u200bx"}))
     assert (report.embedded, report.blank, report.failed) == expected
 
 

@@ -48,6 +48,8 @@ def test_options_reach_the_model(capsys, minilm):
     assert shown["prompt_tokens"] == 8 and shown["truncated"] == [0] and abs(np.linalg.norm(shown["embeddings"][0]) - 1) > 0.1
     _, _, err = run(capsys, "embed", "-m", str(minilm), "-p", "word " * 50, "--max-length", "8")
     assert "text 1 is longer than 8 tokens and was cut" in err
+    _, _, err = run(capsys, "embed", "-m", str(minilm), "-p", "word", "--instruction", "Find it")
+    assert err == "note: --instruction has no effect: model takes none\n"
 
 
 @pytest.mark.parametrize("arguments, part", [

@@ -263,7 +263,7 @@ def test_limit_dry_run_and_prune(source: Path, tmp_path: Path) -> None:
 def test_nothing_is_pruned_while_a_line_cannot_be_read(source: Path, tmp_path: Path) -> None:
     manage("embed_corpus", "books", source)
     ended = manage("embed_corpus", "books", write(tmp_path / "less.jsonl", "nonsense", {"_id": "b", "text": "x"}), "--prune")
-    assert ended.code == 1 and "Nothing was removed: 1 lines" in ended.err and list(texts()) == ["a", "b"]
+    assert ended.code == 1 and "Nothing was removed: 1 line could not" in ended.err and list(texts()) == ["a", "b"]
 
 
 def test_truncated_documents_are_counted_with_a_hint(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_database_that_refuses_ends_the_run_clearly(
     monkeypatch.setattr(corpus, "upsert", locked)
     ended = manage("embed_corpus", "books", source)
     assert ended.code == code and "database is locked (another process has been writing" in ended.message
-    assert "0 documents were stored by this run and stay. Run the same command again" in ended.message and "read" in ended.out
+    assert "What this run stored stays: 0 documents. Run the same command again" in ended.message and "read" in ended.out
 
 
 def test_what_is_only_told_is_not_in_the_colour_of_errors(source: Path) -> None:
@@ -296,7 +296,8 @@ def test_what_is_only_told_is_not_in_the_colour_of_errors(source: Path) -> None:
 
 def test_a_source_that_is_no_gzip_is_told_in_sentences(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.gz").write_bytes(b"FM")
-    assert "Not a gzipped file (b'FM'). 0 documents were" in manage("embed_corpus", "c", tmp_path / "c.jsonl.gz").message
+    said = "Not a gzipped file (b'FM'). What this run stored stays: 0 documents. Once that is mended, run the same command"
+    assert said in manage("embed_corpus", "c", tmp_path / "c.jsonl.gz").message
 
 
 def test_a_source_that_breaks_off_ends_the_run_with_its_summary(tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ def test_a_source_that_breaks_off_ends_the_run_with_its_summary(tmp_path: Path) 
     source = tmp_path / "c.jsonl.gz"
     source.write_bytes(gzip.compress(lines.encode())[:-2000])
     ended = manage("embed_corpus", "c", source)
-    assert ended.code == 1 and "cannot be read" in ended.message and "Run the same command again" in ended.message
+    assert ended.code == 1 and f"{source} ends early" in ended.message and "Once that is mended, run the same command" in ended.message
     assert f"{Document.objects.count():,}" in ended.message and "embedded" in ended.out and Document.objects.count() > 0
 
 
@@ -330,7 +331,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(source: Path, monkeypatch: p
     monkeypatch.setattr(Bulk, "_tick", lambda self: signal.raise_signal(signal.SIGINT))
     before = signal.getsignal(signal.SIGINT)
     ended = manage("embed_corpus", "books", source)
-    assert ended.code == 130 and "Stopped. 0 documents were stored by this run and stay. Run the same command again to go on." in ended.err
+    assert ended.code == 130 and "Stopped. What this run stored stays: 0 documents. Run the same command again to go on." in ended.err
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -381,6 +382,23 @@ def test_an_empty_collection_can_be_exported(tmp_path: Path) -> None:
     manage("delete_corpus", "none", "--id", "1")
     manage("export_corpus", "none", tmp_path / "o.npy")
     assert np.load(tmp_path / "o.npy").shape == (0, 8)
+
+
+def test_an_export_that_cannot_be_written_names_what_was_typed(source: Path, tmp_path: Path) -> None:
+    manage("embed_corpus", "books", source)
+    (tmp_path / "folder.npy").mkdir()
+    for out, said in ((tmp_path / "no" / "o.npy", "No such file or directory"), (tmp_path / "folder.npy", "Is a directory")):
+        ended = manage("export_corpus", "books", out)
+        assert (ended.code, ended.message) == (2, f"{out} cannot be written: {said}")
+
+
+def test_one_is_not_told_as_many(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manage("embed_corpus", "books", source, "--limit", "1")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
+    assert "1 of them was not there" in manage("delete_corpus", "books", "--id", "zz").message
+    assert manage("delete_corpus", "books").out == "Collection books removed, 1 document\n"
+    assert asked == ["Remove collection books with 1 document? [y/N] "]
 
 
 def test_deleting(source: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:

@@ -1,12 +1,15 @@
 """Evaluation gives what the definitions of the measures give, and the published figures of the real model on real collections."""
 from __future__ import annotations
 
+import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from django.core.management import call_command
 
 from embeddings import corpus, evaluation, spaces
 from embeddings.evaluation import Judgement, evaluate, read_qrels, read_queries
@@ -51,9 +54,15 @@ def test_judgements_that_cannot_be_read(tmp_path: Path, text: str, said: str) ->
 
 def test_queries_that_cannot_be_read(tmp_path: Path) -> None:
     assert read_queries(queries(tmp_path, {"_id": 1, "text": " a "})) == {"1": "a"}
-    for row, said in (({"text": "x"}, "no field 'id'"), ({"_id": "1", "text": " "}, "query '1' is empty")):
+    for row, said in (({"text": "x"}, "no field 'id'"), ({"_id": "1", "text": "\u200b"}, "query '1' has no visible text")):
         with pytest.raises(InvalidRequest, match=f"queries.jsonl:1: {said}"):
             read_queries(queries(tmp_path, row))
+    (tmp_path / "queries.txt").touch()
+    for path in (tmp_path / "queries.txt", tmp_path):
+        with pytest.raises(InvalidRequest, match=r"can hold queries; expected \.jsonl, .* \.parquet, or - for JSONL on standard input"):
+            read_queries(str(path))
+    with pytest.raises(InvalidRequest, match=r"none\.jsonl does not exist"):
+        read_queries(str(tmp_path / "none.jsonl"))
 
 
 def test_figures_by_hand() -> None:
@@ -64,7 +73,7 @@ def test_figures_by_hand() -> None:
     judgements = [Judgement("a", "a", 1), Judgement("b", "b", 1), Judgement("a", "gone", 0)]
     result = evaluate(collection, asked, judgements, client=client)
     assert result.figures == pytest.approx(dict.fromkeys(evaluation.MEASURES, 0.5))
-    assert (result.queries, result.unasked, result.judgements, result.absent) == (1, 1, 3, 1)
+    assert (result.queries, result.unasked, result.judgements, result.documents, result.absent) == (1, 1, 3, 3, 1)
     assert [job.items for job in client.jobs] == [("a",)], "only judged queries, in one batch"
 
 
@@ -95,9 +104,34 @@ def test_ids_that_do_not_meet_are_told() -> None:
         evaluate(stored.collection(), {"1": "x"}, [Judgement("01", "a", 1)], client=FakeClient())
 
 
+def test_judged_documents_that_are_all_elsewhere_are_an_error() -> None:
+    """They would give zeros, which look like a bad model."""
+    collection, client = stored.collection(), FakeClient()
+    for said in ("stored is nothing", "judged are ids such as 'doc-1', stored such as '1'"):
+        with pytest.raises(InvalidRequest, match=f"None of the judged documents is in collection .*{said}"):
+            evaluate(collection, {"q": "x"}, [Judgement("q", "doc-1", 1)], client=client)
+        corpus.upsert(collection, [stored.document("1", client._vector("1"))])
+
+
+def test_judged_documents_of_which_most_are_elsewhere_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collection, client = stored.collection(), FakeClient()
+    corpus.upsert(collection, [stored.document("d1", client._vector("d1"))])
+    monkeypatch.setattr("embeddings.management.commands.evaluate_corpus.serving", lambda *_: nullcontext(client))
+    told = {}
+    for judged in ("d1 1\nq1 0 x 1\n", "d1 1\nq1 0 x 1\nq1 0 y 1\n"):
+        err = io.StringIO()
+        call_command("evaluate_corpus", collection.name, queries=queries(tmp_path, {"_id": "q1", "text": "d1"}),
+                     qrels=qrels(tmp_path, f"q1 0 {judged}"), stdout=io.StringIO(), stderr=err)
+        told[judged] = err.getvalue()
+    assert [bool(line) for line in told.values()] == [False, True]
+    assert "of 3 judged documents 2 are not in the collection" in told[judged]
+
+
 def test_a_model_that_is_not_served() -> None:
+    collection = stored.collection()
+    corpus.upsert(collection, [stored.document("a", FakeClient()._vector("a"))])
     with pytest.raises(Conflict):
-        evaluate(stored.collection(), {"1": "x"}, [Judgement("1", "a", 1)], client=FakeClient().without_model())
+        evaluate(collection, {"1": "x"}, [Judgement("1", "a", 1)], client=FakeClient().without_model())
 
 
 def test_ranking_of_the_reference_with_its_own_vectors(data: Path, minilm: Path) -> None:

@@ -58,11 +58,25 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path, command: list[st
 @pytest.mark.parametrize(("setting", "value", "said"), [
     ("DATABASE_URL", "nonsense", "DATABASE_URL is no address"),
     ("MLXCEL_INDEX_FROM", "many", "MLXCEL_INDEX_FROM='many': expected a number"),
+    ("MLXCEL_LOG_LEVEL", "loud", "MLXCEL_LOG_LEVEL='loud': expected one of INFO, DEBUG, WARNING, ERROR, CRITICAL"),
     ("MLXCEL_BACKEND", "abacus", "MLXCEL_BACKEND='abacus'")])
 def test_settings_that_cannot_work_are_exit_code_two(tmp_path: Path, setting: str, value: str, said: str) -> None:
     for command in (["ensure_admin"], ["search_corpus", "c", "q"], ["serve", "--port", "1"]):
         done = manage(tmp_path / "var", *command, **{setting: value})
         assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("setting", "value", "said"), [
+    ("MLXCEL_MODELS_DIR", "/no/such", "MLXCEL_MODELS_DIR=/no/such: there is no such directory"),
+    ("PROMETHEUS_MULTIPROC_DIR", "/no/such", "PROMETHEUS_MULTIPROC_DIR=/no/such: there is no such directory"),
+    ("MLXCEL_CACHE_DIR", f"{__file__}/cache", f"MLXCEL_CACHE_DIR={__file__}/cache: {__file__} is not a directory"),
+    ("DATABASE_URL", "sqlite:////no/such/x.sqlite3", "DATABASE_URL names a file in /no/such, and there is no such directory"),
+    ("MLXCEL_API_KEY_FILE", "/no/such", "MLXCEL_API_KEY_FILE='/no/such' cannot be read: No such file"),
+    ("MLXCEL_INDEX", "fast", "MLXCEL_INDEX='fast': expected auto or exact"),
+    ("MLXCEL_LOG_FORMAT", "xml", "MLXCEL_LOG_FORMAT='xml': expected one of console, json")])
+def test_check_names_files_and_choices_that_are_none(tmp_path: Path, setting: str, value: str, said: str) -> None:
+    done = manage(tmp_path / "var", "check", **{setting: value})
+    assert done.returncode and said in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

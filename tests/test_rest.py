@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.test import Client, override_settings
-from django.urls import resolve
+from django.urls import get_resolver, resolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -40,6 +41,7 @@ from mlxcel_site import errors
 from mlxcel_site.bodies import Bodies
 from mlxcel_site.codec import loads
 from tests.fakes import RERANKER, SPEC, FakeClient
+from tests.routes import addresses
 
 pytestmark = pytest.mark.usefixtures("served")
 
@@ -105,6 +107,18 @@ def test_truncated_inputs_are_reported(http: Client) -> None:
     response = post(http, {"input": ["a", "a " * 40, "a " * 50]})
     assert response["x-truncated-inputs"] == "2"
     assert response.json()["usage"] == {"prompt_tokens": 67, "total_tokens": 67, "truncated_inputs": 2}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding"])
+def test_an_instruction_that_has_no_effect_is_told(http: Client, served: FakeClient, path: str) -> None:
+    """The contract ignores it; a caller who believes in it would compare vectors that differ less than they think."""
+    assert post(http, {"input": "a", "instruction": "Find it"}, path)["x-ignored-fields"] == "instruction"
+    assert "x-ignored-fields" not in post(http, {"input": "a", "instruction": " "}, path)
+    with override_settings(STRICT_FIELDS=True):
+        error = envelope(post(http, {"input": "a", "instruction": "Find it"}, path), 400)
+    assert error["message"] == "`instruction` has no effect: fake-8 takes none" and error["param"] == "instruction"
+    served.spec = replace(SPEC, instructions=True)
+    assert "x-ignored-fields" not in post(http, {"input": "a", "instruction": "Find it"}, path)
 
 
 def test_the_job(http: Client, served: FakeClient) -> None:
@@ -358,6 +372,20 @@ def test_search_errors(http: Client, collection: Collection, monkeypatch: pytest
     assert envelope(post(http, {"query": "a"}, "/collections/books/search"), 409)["type"] == "conflict_error"
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+def test_no_method_on_any_route_gives_a_500_or_a_page(db: None, http: Client, method: str) -> None:
+    for path, _ in addresses(get_resolver()):
+        for address in (path, f"{path}/"):
+            response = http.generic(method, re.sub(r"{\w+}", "x", address), b"{}", content_type="application/json")
+            assert response.status_code in (200, 400, 404, 405, 501), (method, address, response.content)
+            page = path in ("/", "/docs", "/metrics") and method in ("GET", "HEAD")
+            assert page or response["Content-Type"] in ("application/json", "application/vnd.oai.openapi+json"), (method, address)
+
+
+def test_a_path_that_is_no_route_is_told_in_short(http: Client) -> None:
+    assert len(envelope(http.get(f"/{'a' * 9000}"), 404)["message"]) < 300
+
+
 # Pages and the document of the API
 
 def test_home(http: Client, collection: Collection, served: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,8 +439,9 @@ def test_schema_is_complete(http: Client) -> None:
             if "requestBody" in operation:
                 body = operation["requestBody"]
                 assert body["required"] and body["content"]["application/json"]["examples"]
-                assert {"400", "413"} <= set(operation["responses"])
-    assert set(schema["paths"]["/v1/embeddings"]["post"]["responses"]) == {"200", "400", "401", "413", "500", "501", "503", "504"}
+                assert {"400", "408", "413", "415"} <= set(operation["responses"])
+    assert set(schema["paths"]["/v1/embeddings"]["post"]["responses"]) == {
+        "200", "400", "401", "408", "413", "415", "500", "501", "503", "504"}
 
 
 # Nothing makes it fall over

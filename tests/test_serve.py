@@ -97,6 +97,7 @@ def test_keys_of_a_file_and_of_the_environment_add_up(var: Path, tmp_path: Path)
     ({}, ("--alias", "foo=bar"), "alias `foo` is for model `bar`, which is not served; served: `sentence-transformers/all-MiniLM-L6-v2`"),
     ({"WEB_CONCURRENCY": "2"}, (), "WEB_CONCURRENCY=2: with the local transport every web process would load its own copy"),
     ({}, ("--model", "/no/such/model"), "/no/such/model"),
+    ({"MLXCEL_MODELS_DIR": "/no/such"}, (), "MLXCEL_MODELS_DIR=/no/such: there is no such directory (make it, or unset"),
     ({**FAKE, "DATABASE_URL": "sqlite:////no/such/folder/x.sqlite3"}, (), "unable to open database file"),
 ])
 def test_what_cannot_work_is_said(var: Path, settings: dict[str, str], arguments: tuple[str, ...], says: str) -> None:

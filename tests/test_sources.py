@@ -204,7 +204,12 @@ def test_what_cannot_be_read_at_all_is_told_before_anything_runs(tmp_path: Path,
 def test_a_broken_gzip_is_told_and_not_traced(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": 1, "text": "x"}\n' * 9999)[:-20])
-    with pytest.raises(InvalidRequest, match="cannot be read"):
+    with pytest.raises(InvalidRequest, match=r"c\.jsonl\.gz ends early"):
+        read(path)
+    whole = bytearray(gzip.compress(os.urandom(9999)))
+    whole[100:200] = bytes(100)
+    path.write_bytes(whole)
+    with pytest.raises(InvalidRequest, match=r"c\.jsonl\.gz cannot be read"):
         read(path)
 
 

@@ -88,10 +88,11 @@ def test_headers_that_promise_what_the_file_does_not_hold(tmp_path: Path, backen
 
 
 @pytest.mark.parametrize(("files", "said"), [
-    (["pytorch_model.bin", "config.json"], r"holds pytorch_model\.bin and no \*\.safetensors: convert it"),
-    (["adapter_model.safetensors"], "holds a LoRA adapter"),
-    (["config.json", "README.md"], r"holds no \*\.safetensors; found: README\.md, config\.json"),
-    ([], "found: nothing"),
+    (["pytorch_model.bin", "config.json"], r"has no \*\.safetensors: it has PyTorch pickles only, .*; convert them"),
+    (["model.pt"], "PyTorch pickles only"), (["model.onnx"], "ONNX files"),
+    (["adapter_model.safetensors"], "it is a LoRA adapter, and neither that model nor its weights are here"),
+    (["config.json", "README.md"], r"has no \*\.safetensors; it holds README\.md, config\.json"),
+    ([], "; it is empty"),
 ])
 def test_folders_without_weights(tmp_path: Path, backend: Any, files: list[str], said: str) -> None:
     for name in files:

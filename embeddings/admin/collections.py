@@ -22,6 +22,7 @@ from inference.client import get_client
 from inference.config import serving_command
 
 from .. import corpus
+from ..counted import counted
 from ..index import get_index
 from ..models import Collection, Document
 from ..search import Hit, search
@@ -148,8 +149,8 @@ class CollectionAdmin(ReadOnlyAdmin[Collection]):
         """Counts instead of names: the list of a million documents would never arrive."""
         chosen = list(objs)
         found = sizes(chosen)
-        lines = [f"{c.name}: {found[c.pk].documents:,} documents, {found[c.pk].passages:,} passages with their vectors "
-                 f"({filesizeformat(found[c.pk].bytes)})" for c in chosen]
+        lines = [f"{c.name}: {counted(found[c.pk].documents, 'document')}, {counted(found[c.pk].passages, 'passage')}, vectors of "
+                 f"{filesizeformat(found[c.pk].bytes)}" for c in chosen]
         counts = {"collections": len(chosen), "documents": sum(s.documents for s in found.values()),
                   "passages": sum(s.passages for s in found.values())}
         lacking = set() if request.user.has_perm("embeddings.delete_document") else {"document"}

@@ -7,6 +7,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from .. import jobs
+from ..counted import counted
 from ..models import FailedDocument, Job
 from .base import ReadOnlyAdmin
 
@@ -31,7 +32,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     def chunks(self, job: Job) -> str:
         counts = jobs.chunks(job)
         waiting = counts.pop("waiting")
-        return ", ".join(f"{count:,} {state}" for state, count in counts.items()) + f"; {waiting:,} documents wait"
+        return ", ".join(f"{count:,} {state}" for state, count in counts.items()) + f"; {counted(waiting, 'document')} waiting"
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """Stopping work is for those who may delete it."""
@@ -41,7 +42,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     @admin.action(description="Cancel selected jobs")
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         cancelled = sum(jobs.cancel(job) for job in queryset)
-        self.message_user(request, f"{cancelled:,} jobs were cancelled; what they have stored stays.",
+        self.message_user(request, f"Cancelled: {counted(cancelled, 'job')}. What is stored stays.",
                           messages.SUCCESS if cancelled else messages.WARNING)
 
 

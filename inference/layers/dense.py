@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import ops
-from ..checkpoint import Checkpoint, instead, read_json
+from ..checkpoint import Checkpoint, no_weights, read_json
 from ..errors import CheckpointError
 from ..ops import Tensor
 from ..ops.safetensors import read_header
@@ -72,7 +72,7 @@ def _config(checkpoint: Checkpoint, folder: str) -> Config:
     raw = read_json(checkpoint.root / folder / "config.json")
     weights = [file for file in checkpoint.weight_files if file.parent == checkpoint.root / folder]
     if not weights and not any(FOLDED.match(name) for file in checkpoint.weight_files for name in read_header(file)):
-        raise CheckpointError(f"{checkpoint.root / folder} has no *.safetensors" + instead(checkpoint.root / folder))
+        raise no_weights(checkpoint.root / folder)
     try:
         config = read_config(Config, raw)
         given = "token_embeddings" if checkpoint.late_interaction else "sentence_embedding"

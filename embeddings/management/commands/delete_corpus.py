@@ -6,6 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from embeddings import corpus
+from embeddings.counted import counted
 from embeddings.index import get_index
 from embeddings.management.corpus_command import FAILED, CorpusCommand
 
@@ -22,12 +23,13 @@ class Command(CorpusCommand):
         collection = corpus.get(o["collection"])
         if o["id"]:
             count = corpus.delete(collection, o["id"])
-            self.out(f"{count:,} of {len(o['id']):,} documents removed")
-            if count < len(o["id"]):
-                raise CommandError(f"{len(o['id']) - count:,} were not there", returncode=FAILED)
+            absent = len(o["id"]) - count
+            self.out(f"{count:,} of {counted(len(o['id']), 'document')} removed")
+            if absent:
+                raise CommandError(f"{absent:,} of them {'was' if absent == 1 else 'were'} not there", returncode=FAILED)
             return
         count = collection.documents.count()
-        question = f"Remove collection {collection.name} with {count:,} documents? [y/N] "
+        question = f"Remove collection {collection.name} with {counted(count, 'document')}? [y/N] "
         try:
             agreed = o["no_input"] or input(question).strip().lower() in ("y", "yes")
         except EOFError:
@@ -35,4 +37,4 @@ class Command(CorpusCommand):
         if not agreed:
             raise CommandError("Nothing was removed", returncode=FAILED)
         get_index().drop(collection)
-        self.out(f"Collection {collection.name} removed, {corpus.drop(collection):,} documents")
+        self.out(f"Collection {collection.name} removed, {counted(corpus.drop(collection), 'document')}")

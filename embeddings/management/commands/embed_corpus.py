@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 
 from embeddings import corpus, jobs, sources, spaces, tables
 from embeddings.bulk import Bulk, Report
+from embeddings.counted import counted
 from embeddings.following import WORKER, Cutting, Following
 from embeddings.index import get_index
 from embeddings.management.corpus_command import (
@@ -171,7 +172,7 @@ class Command(CorpusCommand):
                 self._prune(collection, bulk.report, bulk.ids, o)
         stopped, code = _attempt(work)
         if stopped:
-            stopped += f" {bulk.report.embedded:,} documents were stored by this run and stay. Run the same command again to go on."
+            stopped += f" What this run stored stays: {counted(bulk.report.embedded, 'document')}. {_go_on(code)}"
         self._end(collection, bulk.report, code, stopped, o)
 
     def _job(self, cutting: Cutting, records: Iterable[sources.Record | sources.Problem], display: Interruptible, total: int | None,
@@ -182,7 +183,7 @@ class Command(CorpusCommand):
         stopped, code = _attempt(cut)
         if stopped:
             told = f"Job {cutting.job.pk} was cancelled; what is stored stays. " if cutting.job else ""
-            return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}Run the same command again to go on.", o)
+            return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}{_go_on(code)}", o)
         if cutting.job is None:
             return self._end(cutting.collection, cutting.report, code, None, o)
         self.say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
@@ -196,7 +197,7 @@ class Command(CorpusCommand):
         if o["resume"]:
             jobs.resume(job)
         else:
-            self.say(f"{jobs.retry(job):,} documents are tried again.")
+            self.say(f"Tried again: {counted(jobs.retry(job), 'document')}.")
         if settings.BULK_SENDER:
             return self._follow(job, job.read, o)
         with serving(job.collection, o["backend"]) as client:
@@ -272,7 +273,8 @@ class Command(CorpusCommand):
         self.out(f"  {'wall time':<24}{duration(seconds):>12}   {report.embedded / seconds:,.1f} documents/s"
                  + (f", {report.tokens / seconds:,.0f} tokens/s" if report.tokens else ""))
         if o["prune"] and report.unreadable:
-            self.say(f"Nothing was removed: {report.unreadable:,} lines could not be read, and they may be documents that are stored.")
+            self.say(f"Nothing was removed: {counted(report.unreadable, 'line')} could not be read, and may be of documents "
+                     "that are stored.")
         if not report.read and not stopped:
             self.say("The sources hold no documents.")
         if stopped and code == INTERRUPTED:
@@ -290,6 +292,10 @@ def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
     except ServiceError as error:
         return str(error).rstrip(".") + ".", code_of(error)
     return None, 0
+
+
+def _go_on(code: int) -> str:
+    return f"{'Once that is mended, run' if code == USAGE else 'Run'} the same command again to go on."
 
 
 def _prompt(spec: ModelSpec, given: str | None, usual: str) -> str:
@@ -311,5 +317,5 @@ def _described(collection: Collection) -> str:
 def _passages(report: Report) -> str:
     if not report.passages:
         return ""
-    passages = f"{report.passages:,} passages, " if report.passages != report.embedded else ""
-    return f"{passages}{report.tokens:,} tokens"
+    passages = f"{counted(report.passages, 'passage')}, " if report.passages != report.embedded else ""
+    return f"{passages}{counted(report.tokens, 'token')}"

@@ -11,6 +11,7 @@ import numpy as np
 from django.core.management.base import CommandParser
 
 from embeddings import corpus, vectors
+from embeddings.counted import counted
 from embeddings.index import get_index
 from embeddings.management.corpus_command import FAILED, CorpusCommand
 from embeddings.models import Collection, Passage
@@ -38,7 +39,7 @@ class Command(CorpusCommand):
                 raise InvalidRequest("--build makes pgvector's graph: DATABASE_URL has to name a PostgreSQL, and MLXCEL_INDEX not be exact")
             started = time.perf_counter()
             added = index.build(collection)  # type: ignore[attr-defined]
-            self.say(f"{added:,} passages were added in {time.perf_counter() - started:.1f} s")
+            self.say(f"Added {counted(added, 'passage')} in {time.perf_counter() - started:.1f} s")
         sample = _sample(collection, o["queries"])
         if not sample:
             raise InvalidRequest(f"Collection {collection.name!r} is empty")
@@ -62,7 +63,8 @@ class Command(CorpusCommand):
             self.out(json.dumps(found))
         else:
             self.out(f"  {'index':<12}{'exact: every passage is compared' if not approximate else 'pgvector, HNSW'}")
-            self.out(f"  {'recall@' + str(o['limit']):<12}{found['recall']:.4f}   worst {found['worst']:.2f} of {len(sample)} queries")
+            self.out(f"  {'recall@' + str(o['limit']):<12}{found['recall']:.4f}   worst {found['worst']:.2f} of "
+                     f"{counted(len(sample), 'query', 'queries')}")
             self.out(f"  {'a search':<12}{found['ms']['p50']:.1f} ms   p95 {found['ms']['p95']:.1f} ms")
             self.out(f"  {'exact':<12}{found['exact_ms']['p50']:.1f} ms   p95 {found['exact_ms']['p95']:.1f} ms")
         if found["recall"] < ENOUGH:
