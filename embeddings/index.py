@@ -257,8 +257,8 @@ class ExactIndex:
             for i, block in enumerate([*state.files, state.tail]):
                 mask = np.isin(block.ids, living, assume_unique=True)
                 state.masks[i] = None if mask.all() else mask
-            if (mask := state.masks[-1]) is not None:            # else documents that change often would pile up in it
-                state.tail, state.masks[-1] = take(state.tail, np.flatnonzero(mask)), None
+            if (alive := state.masks[-1]) is not None:           # else documents that change often would pile up in it
+                state.tail, state.masks[-1] = take(state.tail, np.flatnonzero(alive)), None
         state.deletions = deletions
 
 
