@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Timed = TypeVar("Timed", EmbedResult, RerankResult)
 
-HELD: dict[Lane, int] = {"interactive": 16, "bulk": 8}      # requests in hand at most
+HELD: dict[Lane, int] = {"interactive": 16, "bulk": 4}      # requests in hand at most; the host backend: `held`
 TAKE_SECONDS = 0.3
 STOP_SECONDS = 10.0
 
@@ -46,7 +46,13 @@ def pinned(settings: Settings) -> Settings:
     return replace(
         settings, embedding_models=(name,) if embeds else (), reranker_models=() if embeds else (name,),
         transport=LOCAL if settings.transport == LANE else settings.transport,
-        queue_depth=max(settings.queue_depth, *HELD.values()))      # what was taken off the lane must find room in the engine
+        queue_depth=max(settings.queue_depth, settings.threads + 1, *HELD.values()))      # what was taken off the lane must find room in the engine
+
+
+def held(lane: Lane, spec: ModelSpec, settings: Settings) -> int:
+    """Requests in hand at most. A bulk request is several packs, so one more than packs run at once keeps them coming; whoever holds
+    more of them leaves other workers of the model without."""
+    return settings.threads + 1 if lane == "bulk" and spec.backend == "host" else HELD[lane]
 
 
 class Worker:
@@ -178,7 +184,7 @@ class Worker:
     # ---- requests
 
     def _drain(self, lane: Lane) -> None:
-        size = min(HELD[lane], self._settings.queue_depth)
+        size = min(held(lane, self.spec, self._settings), self._settings.queue_depth)
         free = threading.Semaphore(size)
         away = False
         with ThreadPoolExecutor(size, f"request-{lane}") as pool:
