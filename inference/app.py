@@ -15,6 +15,7 @@ from celery.worker import state
 
 from .config import Settings
 from .errors import ServiceError
+from .watchdog import watch
 from .worker import Worker
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,10 @@ class ModelStep(bootsteps.StartStopStep):
         if (pool := type(parent.pool).__module__.rpartition(".")[2]) != "thread":
             raise SystemExit(f"error: model workers do not run in a {pool} pool; start them with -P threads")
         try:
-            self.worker = Worker(Settings.from_env(), self._failed)
+            settings = Settings.from_env()
+            self.worker = Worker(settings, self._failed)
             self.worker.start()
+            watch(self.worker.client.health, settings.stall_seconds, self.worker.abandon)
         except ServiceError as error:
             self.worker = None
             raise SystemExit(f"error: {error.message}") from None

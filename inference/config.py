@@ -21,6 +21,7 @@ Blas = Literal["auto", "kernels", "mkl", "openblas", "numpy"]
 Precision = Literal["f32", "bf16x3", "bf16"]
 Mode = Literal["", "embeddings", "reranking"]
 MODE_KIND: Mapping[str, Kind] = {"embeddings": "embedding", "reranking": "reranker"}
+STALL_MARGIN = 30.0        # a pass that nobody waits for any more is given so many seconds to end by itself
 TRUE, FALSE = ("1", "true", "yes", "on", "enabled"), ("0", "false", "no", "off", "disabled")
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken", "last_token": "lasttoken", "last": "lasttoken"}
 
@@ -141,6 +142,10 @@ class Settings:
         "MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS", 120.0, _number(float, 0),
         "seconds a request may take before it is answered 504; 0 is the default. /health/ready is 503 when a model has made no progress "
         "for that long")
+    stall_limit: float | None = _setting(
+        "MLXCEL_STALL_LIMIT_SECS", None, _number(float, 0),
+        "seconds that one forward pass may take before its process ends itself, to be started again by its supervisor; unset: "
+        f"{STALL_MARGIN:.0f} more than a request may take; 0 never")
     cache_dir: Path = _setting(
         "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
         "where hashes of weight files and compiled kernels are kept")
@@ -175,6 +180,11 @@ class Settings:
         if "redis_url" in values:
             values.setdefault("transport", LANE)
         return cls(**values)
+
+    @property
+    def stall_seconds(self) -> float:
+        """0: never."""
+        return self.timeout + STALL_MARGIN if self.stall_limit is None else self.stall_limit
 
     def models(self, kind: Kind) -> tuple[str, ...]:
         return self.embedding_models if kind == "embedding" else self.reranker_models

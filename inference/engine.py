@@ -191,7 +191,8 @@ class Engine:
         self._failure: ServiceError | None = None
         self._open, self._forward = open_model, cast(Forward, None)
         self._pack_tokens, self._pack_rows, self._depth = pack_tokens, pack_rows or 1 << 30, queue_depth
-        self._workers, self._running = workers, 0              # packs at once, at most and now
+        self._workers = workers                    # packs at once, at most
+        self._running: dict[int, tuple[float, list[_Task]]] = {}              # those of now, and since when
         self._anywhere, self._around = anywhere, around
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -264,13 +265,18 @@ class Engine:
                 self._forward = cast(Forward, None)                       # the weights, which need not live as long as this object
 
     def counters(self) -> dict[str, float]:
-        """`stalled_seconds`: since work was there to do and none of it got done."""
+        """`stalled_seconds`: since work was there to do and none of it got done. `pack_seconds`: how long the oldest pack has been running,
+        which has `pack_sequences` and `pack_tokens`; others may be done meanwhile."""
         with self._lock:
+            now = time.monotonic()
             oldest = next(iter(self._in_flight.values()), None)
-            stalled = 0.0 if oldest is None else time.monotonic() - max(self.last_progress, oldest.since)
+            stalled = 0.0 if oldest is None else now - max(self.last_progress, oldest.since)
+            began, pack = min(self._running.values(), key=lambda running: running[0], default=(now, []))
             lanes = {f"{name}_{lane}": value for lane in LANES for name, value in asdict(self.lane_stats[lane]).items()}
             waiting = {f"waiting_{lane}": len(self._waiting[lane]) for lane in LANES}
-            return asdict(self.stats) | lanes | waiting | {"stalled_seconds": stalled}
+            return asdict(self.stats) | lanes | waiting | {
+                "stalled_seconds": stalled, "pack_seconds": now - began, "pack_sequences": len(pack),
+                "pack_tokens": sum(task.length for task in pack)}
 
     # ---- admission and settlement, under the lock
 
@@ -344,7 +350,7 @@ class Engine:
                 if wanted:
                     if lane == "interactive":
                         self._last_interactive = now
-                    self._running += 1
+                    self._running[id(wanted)] = now, wanted
                     return wanted
         return []
 
@@ -372,7 +378,7 @@ class Engine:
         self._opened.wait()
         while True:
             with self._lock:
-                while not (pack := [] if self._failure or self._running >= self._workers else self._take()):
+                while not (pack := [] if self._failure or len(self._running) >= self._workers else self._take()):
                     if self._closed or self._failure:
                         return
                     self._work.wait()
@@ -381,6 +387,7 @@ class Engine:
     def _open_model(self) -> None:
         try:
             self._forward = self._open()
+            self.last_progress = time.monotonic()
             self.state = "ready"
         except Exception as error:
             failure = error if isinstance(error, ServiceError) else InferenceFailed(f"the model could not be loaded: {error!r}")
@@ -397,7 +404,7 @@ class Engine:
         with self._around():
             outcomes = self._outcomes(pack)
         with self._lock:
-            self._running -= 1
+            del self._running[id(pack)]
             self._work.notify()
             self.stats.packs += 1
             self.stats.tokens += sum(task.length for task in pack)

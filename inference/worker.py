@@ -30,6 +30,7 @@ Timed = TypeVar("Timed", EmbedResult, RerankResult)
 HELD: dict[Lane, int] = {"interactive": 16, "bulk": 4}      # requests in hand at most; the host backend: `held`
 TAKE_SECONDS = 0.3
 STOP_SECONDS = 10.0
+ABANDON_SECONDS = 1.0      # for what is in hand and can still be answered
 
 
 def pinned(settings: Settings) -> Settings:
@@ -107,6 +108,19 @@ class Worker:
         except Busy as error:
             log.warning("left without saying so: %s", error)
         self.broker.close()
+
+    def abandon(self, why: str) -> None:
+        """Farewell of a process that ends with a batch that hangs: what had begun is answered with an error, what waits is refused."""
+        self._stopping.set()
+        self.state = "stale"
+        self._beat_quietly()
+        threading.Thread(target=self.client.close, name="abandon", daemon=True).start()      # does not return before the batch does
+        until = time.monotonic() + ABANDON_SECONDS
+        while self._holds and time.monotonic() < until:
+            time.sleep(0.02)
+        for request in list(self._holds):
+            self.broker.answer(request, messages.pack_error(InferenceFailed(f"The worker ended with this request in its hands: {why}")))
+        self._refuse()
 
     # ---- the registry
 

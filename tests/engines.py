@@ -3,11 +3,15 @@
     TEST_FORWARD_SECONDS   a pack takes so long (0.003)
     TEST_LOAD_SECONDS      loading takes so long (0)
     TEST_DEADLY            a text with this word ends the process
+    TEST_HANGING           a pass over a text with this word never returns
+    TEST_DEAF              likewise, and lets no other thread of the process run
     TEST_CLOCK_SKEW        seconds that this process's wall clock is wrong
 """
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +47,7 @@ class EngineClient(FakeClient):
         return spec and replace(spec, state=self.engine.state)
 
     def embed(self, job: EmbedJob) -> EmbedResult:
-        deadline = None if job.timeout is None else time.monotonic() + job.timeout
+        deadline = time.monotonic() + (self.settings.timeout if job.timeout is None else job.timeout)
         texts = [_ids(item) for item in job.items]
         outputs = self.engine.submit(texts, lane=job.lane, deadline=deadline, partial=job.partial).wait()
         result = super().embed(job)
@@ -55,7 +59,9 @@ class EngineClient(FakeClient):
 
     def health(self) -> dict[str, Any]:
         (spec,) = self.models()
-        return {"status": "ok", "models": {spec.id: {"state": self.engine.state, "kind": spec.kind, **self.engine.counters()}}}
+        counters = self.engine.counters()
+        return {"status": "stale" if counters["stalled_seconds"] > self.settings.timeout else "ok",
+                "models": {spec.id: {"state": self.engine.state, "kind": spec.kind, **counters}}}
 
     def close(self) -> None:
         self.engine.close()
@@ -66,8 +72,12 @@ class EngineClient(FakeClient):
 
     def _forward(self, sequences: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         texts = [ids.tobytes() for ids in sequences]
-        if (deadly := os.environ.get("TEST_DEADLY", "").encode()) and any(deadly in text for text in texts):
+        if _said("TEST_DEADLY", texts):
             os._exit(139)
+        if _said("TEST_HANGING", texts):
+            threading.Event().wait()
+        if _said("TEST_DEAF", texts):
+            ctypes.PyDLL(None).sleep(600)              # PyDLL keeps the interpreter's lock during the call
         time.sleep(self.forward_seconds)
         if any(b"raise" in text for text in texts):
             raise InferenceFailed("this text fails")
@@ -87,6 +97,11 @@ class OtherClient(EngineClient):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.spec = replace(SPEC, weights_hash="1" * 64)
+
+
+def _said(setting: str, texts: Sequence[bytes]) -> bool:
+    word = os.environ.get(setting, "").encode()
+    return bool(word) and any(word in text for text in texts)
 
 
 def _ids(item: object) -> np.ndarray:

@@ -27,11 +27,19 @@ def test_values(name, text, field, value):
     ("MLXCEL_EMBEDDING_POOLING", "none", "one vector per token"), ("MLXCEL_EMBEDDING_POOLING", "attention", "cls"),
     ("MLXCEL_EMBEDDING_NORMALIZE", "-2", "at least -1"), ("MLXCEL_EMBEDDING_NORMALIZE", "nan", "at least"),
     ("MLXCEL_EMBEDDING_NORMALIZE", "0.5", "p-norm"), ("MLXCEL_ALLOW_DOWNLOAD", "maybe", "true"),
-    ("MLXCEL_MODEL_ALIASES", "a", "alias=model")])
+    ("MLXCEL_MODEL_ALIASES", "a", "alias=model"), ("MLXCEL_STALL_LIMIT_SECS", "-1", "at least 0"),
+    ("MLXCEL_STALL_LIMIT_SECS", "never", "a number")])
 def test_errors_name_the_setting_the_value_and_what_is_accepted(name, text, part):
     with pytest.raises(ConfigError) as error:
         Settings.from_env({name: text})
     assert name in str(error.value) and text in str(error.value) and part in str(error.value)
+
+
+@pytest.mark.parametrize("env, seconds", [
+    ({}, 150), ({"MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS": "600"}, 630), ({"MLXCEL_STALL_LIMIT_SECS": "5"}, 5),
+    ({"MLXCEL_STALL_LIMIT_SECS": "0"}, 0)])
+def test_the_stall_limit_follows_the_time_out(env, seconds):
+    assert Settings.from_env(env).stall_seconds == seconds
 
 
 def test_every_setting_is_described():

@@ -362,6 +362,28 @@ def test_stalled_is_the_time_since_work_was_there_and_none_got_done(start):
     assert engine.counters()["stalled_seconds"] == 0
 
 
+def test_a_pack_that_hangs_is_seen_beside_others_that_end(start):
+    hangs = threading.Event()
+
+    def forward(sequences):
+        if sequences[0][0] == 7:
+            hangs.wait(10)
+        return [np.ones((1, 1), np.float32) for _ in sequences]
+
+    engine = start(forward, workers=2)
+    assert engine.counters()["pack_seconds"] == engine.counters()["pack_tokens"] == 0
+    stuck = engine.submit([ids(7, 8, 9)])
+    for i in range(5):
+        time.sleep(0.05)
+        engine.submit([ids(i)]).wait()
+    counters = engine.counters()
+    assert counters["stalled_seconds"] < 0.2 < counters["pack_seconds"] < 5
+    assert (counters["pack_sequences"], counters["pack_tokens"]) == (1, 3)
+    hangs.set()
+    stuck.wait()
+    assert engine.counters()["pack_seconds"] == 0
+
+
 def test_lanes_are_counted_apart(start):
     engine = start()
     engine.submit([ids(1), ids(2)]).wait()
