@@ -1,6 +1,7 @@
 """The web process of `manage.py serve`: loads the models, says where everything is, then answers."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,8 +16,11 @@ from django.core.checks.urls import check_url_config
 from inference.client import InferenceClient, get_client
 from inference.config import LANE, Settings
 from inference.errors import ConfigError, ServiceError
+from inference.watchdog import watch
 from inference.wire import EmbedJob, ModelSpec, RerankJob
 
+STOP_SECONDS = 10      # for a web process that was told to stop
+SAID = 3               # exit status of one that could not start, and said why
 WAITING = {"loading": "its worker is loading it", "stale": "no worker answers at the moment"}
 
 
@@ -25,15 +29,19 @@ def create() -> Callable[..., Iterable[bytes]]:
     # Ctrl-C goes to the terminal's whole process group, and the parent then stops this process with SIGTERM. Where both arrive granian
     # hangs until it is killed, and it handles SIGINT whatever is set here: so this process leaves the group.
     os.setpgrp()
+    threading.Thread(target=_outlive_nobody, name="parent", daemon=True).start()
     from .wsgi import application, bodies
 
     try:
         load_models(get_client())
     except ServiceError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        raise SystemExit(SAID) from None
     util.Finalize(None, get_client().close, exitpriority=0)
     _when_stopped(bodies.stop, get_client().close, bodies.hang_up)
+    settings = Settings.from_env()
+    if settings.transport != LANE:
+        watch(get_client().health, settings.stall_seconds, lambda _: get_client().close())      # answers those who wait
     check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
     print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
@@ -54,6 +62,18 @@ def _when_stopped(*steps: Callable[[], None]) -> None:
             step()
 
     threading.Thread(target=wait, name="when-stopped", daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    """Stops this process when the one that started it is gone, however that ended: it would keep the port, and nobody could stop it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    print("the process that started this one is gone; stopping", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
 
 
 def load_models(client: InferenceClient) -> None:

@@ -24,9 +24,10 @@ import pytest
 
 from inference.errors import ServiceError
 from inference.transports.lane import LaneClient
+from inference.watchdog import HUNG, SILENCE_SECONDS
 from inference.wire import EmbedJob
 from tests.fakes import FakeClient
-from tests.lanes import RedisServer, WorkerProcess, client_of, redis_server, wait_until
+from tests.lanes import ENGINE, RedisServer, WorkerProcess, client_of, redis_server, wait_until
 from tests.servers import ROOT, Server, serving
 
 pytestmark = pytest.mark.faults
@@ -160,6 +161,84 @@ def test_a_text_that_kills_the_worker(redis: RedisServer, client: LaneClient, st
     assert time.monotonic() - again.started < worker.took + AGAIN
     time.sleep(1)
     assert again.process.poll() is None and call(client, "still there").status == 200
+
+
+def test_a_text_that_hangs(redis: RedisServer, client: LaneClient, start: Callable[..., WorkerProcess]) -> None:
+    """The worker ends itself: whoever waits is told at once, the log says what hung and where, and the next worker serves."""
+    worker = start(TEST_HANGING="tarpit", MLXCEL_STALL_LIMIT_SECS="3", TEST_FORWARD_SECONDS="0.3")
+    callers = Callers(client)
+    callers.add(1, "a tarpit text")
+    time.sleep(0.5)
+    callers.add(20)
+    wait_until(lambda: queued(redis) == 5, 5)
+    began = time.monotonic()
+    assert worker.process.wait(12) == HUNG
+    ended = time.monotonic()
+    answers = callers.answers(2)
+    assert ended - began < 3 + 1 + 1 + 2, "limit, a look, a farewell"
+    assert answers[0].status == 500 and "forward pass of fake-8 over 1 sequences with" in answers[0].message, answers[0]
+    assert {answer.status for answer in answers[1:]} == {503} and max(answer.seconds for answer in answers[1:]) < 8, answers
+    said = worker.log.read_text()
+    assert "CRITICAL" in said and "has not ended after" in said and "MLXCEL_STALL_LIMIT_SECS" in said
+    assert "tests/engines.py" in said and "in _forward" in said, "threads are shown"
+    refused = call(client, "next")
+    assert refused.status == 503 and refused.seconds < 0.1
+    again = start(TEST_HANGING="tarpit", MLXCEL_STALL_LIMIT_SECS="3")
+    serves_again(client, 30)
+    assert time.monotonic() - again.started < worker.took + AGAIN
+    time.sleep(4)
+    assert again.process.poll() is None and call(client, "still there").status == 200, "an idle worker does not hang"
+
+
+def test_a_text_that_hangs_and_holds_the_interpreter(
+        redis: RedisServer, client: LaneClient, start: Callable[..., WorkerProcess]) -> None:
+    """No thread can say farewell; the heartbeat stops, and the process ends all the same."""
+    worker = start(TEST_DEAF="tarpit", MLXCEL_STALL_LIMIT_SECS="1")
+    callers = Callers(client)
+    callers.add(1, "a tarpit text")
+    assert [answer.status for answer in callers.answers(NOTICED + 1)] == [500]
+    assert worker.process.wait(1 + SILENCE_SECONDS + 3) == 1
+    assert "Timeout" in worker.log.read_text() and "in _forward" in worker.log.read_text()
+
+
+def test_long_batches_are_no_hang(redis: RedisServer, client: LaneClient, start: Callable[..., WorkerProcess]) -> None:
+    """A job that takes three times the limit, in passes that each take less."""
+    worker = start(TEST_FORWARD_SECONDS="1.5", MLXCEL_STALL_LIMIT_SECS="3")
+    answer = call(client, *(f"text {i}" for i in range(16 * 6)))
+    assert answer.status == 200 and answer.seconds > 8.5
+    assert worker.process.poll() is None
+
+
+def test_a_text_that_hangs_in_the_web_process(redis: RedisServer, tmp_path: Path) -> None:
+    """One process for all: it turns unready, answers those who wait, and ends with a status that its supervisor sees."""
+    with serving(tmp_path / "var", MLXCEL_TRANSPORT=ENGINE, TEST_HANGING="tarpit", MLXCEL_STALL_LIMIT_SECS="4",
+                 MLXCEL_EMBEDDING_REQUEST_TIMEOUT_SECS="2") as server:
+        def post(text: str) -> int:
+            return httpx.post(f"{server.url}/v1/embeddings", json={"input": text}, timeout=30).status_code
+
+        with ThreadPoolExecutor(2) as pool:
+            hanging = pool.submit(post, "a tarpit text")
+            wait_until(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503, 10)
+            assert hanging.result() == 504 and httpx.get(f"{server.url}/health").status_code == 200
+            time.sleep(1)
+            assert pool.submit(post, "another").result() == 503
+        assert server.process.wait(15) == HUNG
+        said = server.log.read_text()
+    assert "has not ended after" in said and "in _forward" in said and f"the web process ended with status {HUNG}" in said
+    assert "Unexpected exit" not in said and "Traceback" not in said
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_the_web_processs_parent_killed(redis: RedisServer, tmp_path: Path) -> None:
+    """Its port is free again two seconds later."""
+    with web(tmp_path, redis) as server:
+        _, *children = family(server.process.pid)
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: not any(running(pid) for pid in children), 2, server.log.read_text)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
 
 
 def test_a_frozen_worker(redis: RedisServer, client: LaneClient, start: Callable[..., WorkerProcess]) -> None:
@@ -329,6 +408,14 @@ def test_the_web_without_a_worker(redis: RedisServer, client: LaneClient, start:
         wait_until(lambda: status() == 200, 20)
         assert again.stop() == 0
         wait_until(lambda: status() == 501, 2)
+
+
+def running(pid: int) -> bool:
+    """Not so for a process that has ended and whose parent has yet to look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def family(pid: int) -> list[int]:

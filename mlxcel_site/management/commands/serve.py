@@ -4,8 +4,10 @@ from __future__ import annotations
 import csv
 import io
 import ipaddress
+import logging
 import multiprocessing
 import os
+import signal
 import socket
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
@@ -18,8 +20,8 @@ from embeddings import tables
 from inference.config import Settings, describe
 from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
+from mlxcel_site.serving import SAID, STOP_SECONDS
 
-STOP_SECONDS = 10
 USAGE = 2      # exit code of wrong usage or configuration
 SETTINGS = {     # what options set, where they are given
     "api_key_file": "MLXCEL_API_KEY_FILE", "api_prefix": "MLXCEL_API_PREFIX", "mode": "MLXCEL_MODE", "pooling": "MLXCEL_EMBEDDING_POOLING",
@@ -145,13 +147,32 @@ def _claim(host: str, port: int) -> str:
 
 
 def _run(address: str, port: int, threads: int) -> None:
+    import granian.log
     from granian import Granian
     from granian.constants import Interfaces
     from granian.log import LogLevels
 
     # A fresh process, not a fork of this one: MLX does not survive a fork, and no connection or lock is shared.
     multiprocessing.set_start_method("spawn", force=True)
-    Granian(
+    server = Granian(
         "mlxcel_site.serving:create", factory=True, address=address, port=port, interface=Interfaces.WSGI, workers=1,
         blocking_threads=threads, backpressure=max(threads, 128), log_level=LogLevels.error, workers_kill_timeout=STOP_SECONDS,
-    ).serve()
+    )
+    status = 0
+
+    def ended(record: logging.LogRecord) -> bool:
+        """granian's line about a web process that ended by itself, which hides why, gives way to the message below."""
+        nonlocal status
+        if not record.getMessage().startswith("Unexpected exit from worker"):
+            return True
+        status = server.wrks[0].inner.exitcode or 1
+        return False
+
+    granian.log.logger.addFilter(ended)
+    try:
+        server.serve()
+    except SystemExit:
+        if status in (0, SAID):
+            raise SystemExit(1) from None
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        raise CommandError(f"the web process {how}", returncode=1 if status < 0 else status) from None
