@@ -460,4 +460,4 @@ def test_a_callers_own_pack_fails_like_any_other(start):
     for _ in range(3):
         with pytest.raises(InferenceFailed, match="odd"):
             engine.submit([ids(1)]).wait()
-    assert engine._running == 0 and not engine._in_flight
+    assert not engine._running and not engine._in_flight

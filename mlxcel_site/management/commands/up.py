@@ -21,8 +21,8 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from inference.client import connect
 from inference.config import LANE, Settings
 from inference.errors import ConfigError, ServiceError
+from mlxcel_site import guardian
 
-STOP_SECONDS = 20
 LONGEST_PAUSE = 30.0       # between two starts of a worker that keeps ending
 WORKER = ("worker", "-P", "threads", "-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat")
 CELERY = ("-m", "celery", "-q", "-A", "inference.app", *WORKER)
@@ -51,6 +51,7 @@ class Command(BaseCommand):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         with ExitStack() as running:
+            self._guard = running.enter_context(Guardian(len(models) + 2 + (not settings.redis_url)))
             url = settings.redis_url or self._redis(running)
             workers = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
                                    MLXCEL_REDIS_URL=url, MLXCEL_WORKER_MODEL=model) for model in models]
@@ -61,6 +62,7 @@ class Command(BaseCommand):
             web = self._start(running, "web", "manage.py", "serve", "--host", options["host"], "--port", str(options["port"]),
                               MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
             while not stop.wait(0.2):
+                self._guard.keep_alive()
                 for worker in workers:
                     worker.keep_alive()
                 if (status := web.process.poll()) is not None:
@@ -68,7 +70,7 @@ class Command(BaseCommand):
             self.stdout.write("Stopping ...")
 
     def _start(self, running: ExitStack, name: str, *command: str, **environment: str) -> Role:
-        role = Role(name, (sys.executable, *command), environment, self.stdout)
+        role = Role(name, (sys.executable, *command), environment, self.stdout, self._guard)
         running.callback(role.stop)
         return role
 
@@ -77,10 +79,11 @@ class Command(BaseCommand):
         if (program := shutil.which("redis-server")) is None:
             raise CommandError("redis-server is not installed, and MLXCEL_REDIS_URL is not set. "
                                "Debian: apt install redis-server; macOS: brew install redis")
-        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="mlxcel-"))
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="mlxcel-", ignore_cleanup_errors=True))
+        self._guard.tell(f"folder {folder}")
         path, log = Path(folder, "redis.sock"), Path(folder, "redis.log")
         role = Role("redis", (program, "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--save", "", "--dir", folder,
-                              "--logfile", str(log)), {}, self.stdout)
+                              "--logfile", str(log)), {}, self.stdout, self._guard)
         running.callback(role.stop)
         for _ in range(200):
             if path.exists():
@@ -107,18 +110,63 @@ class Command(BaseCommand):
             client.close()
 
 
+class Guardian:
+    """The process that stops all others should this one be killed (mlxcel_site/guardian.py). It notices by the end of a pipe that nobody
+    else holds open, or only until it has told its number. It also keeps open what the others write to: a worker of Celery's that cannot
+    say that it stops does not stop."""
+
+    def __init__(self, places: int) -> None:
+        self.outputs = [os.pipe() for _ in range(places)]
+        self._told: list[str] = []
+        self._roles: list[Role] = []
+        self._run()
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self.pipe)
+        self._process.wait()
+
+    def add(self, role: Role) -> int:
+        """Its place: those that come later are stopped sooner."""
+        self._roles.append(role)
+        return len(self._roles) - 1
+
+    def tell(self, line: str) -> None:
+        self._told.append(line)
+        os.write(self.pipe, f"{line}\n".encode())
+
+    def keep_alive(self) -> None:
+        """Starts it again, with all that it has to know, should someone have killed it."""
+        if self._process.poll() is not None:
+            os.close(self.pipe)
+            self._run()
+            alive = (f"role {place} {role.process.pid}" for place, role in enumerate(self._roles) if role.process.poll() is None)
+            for line in (*self._told, *alive):
+                os.write(self.pipe, f"{line}\n".encode())
+
+    def _run(self) -> None:
+        end, self.pipe = os.pipe()
+        read = [output for output, _ in self.outputs]
+        self._process = subprocess.Popen([sys.executable, "-I", "-S", guardian.__file__, *map(str, read)], stdin=end, pass_fds=read,
+                                         start_new_session=True)
+        os.close(end)
+
+
 class Role:
     """A process, whose lines are passed on behind its name."""
 
-    known = 0
-
-    def __init__(self, name: str, command: tuple[str, ...], environment: Mapping[str, str], out: OutputWrapper) -> None:
+    def __init__(self, name: str, command: tuple[str, ...], environment: Mapping[str, str], out: OutputWrapper, guard: Guardian) -> None:
         self.name, self._command, self._out = name, command, out
         self._environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"} | {
             "PYTHONUNBUFFERED": "1", **environment}
-        self._colour = COLOURS[Role.known % len(COLOURS)]
-        Role.known += 1
+        self._guard, self._place = guard, guard.add(self)
+        self._colour = COLOURS[self._place % len(COLOURS)]
         self._pause, self._again = 0.5, 0.0
+        self._output, self._input = guard.outputs[self._place]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self._run()
 
     def keep_alive(self) -> None:
@@ -138,25 +186,24 @@ class Role:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(STOP_SECONDS)
+                self.process.wait(guardian.STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self._say(f"did not stop within {STOP_SECONDS} s and is killed")
+                self._say(f"did not stop within {guardian.STOP_SECONDS:.0f} s and is killed")
                 self.process.kill()
                 self.process.wait()
+        os.close(self._input)
         self._reader.join(2)
 
     def _run(self) -> None:
         # A session of its own: Ctrl-C reaches this command alone, which then stops the others in their order.
-        self.process = subprocess.Popen(self._command, cwd=site.BASE_DIR, env=self._environment, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(
+            guardian.announced(self._place, self._command), cwd=site.BASE_DIR, env=self._environment, stdin=self._guard.pipe,
+            stdout=self._input, stderr=subprocess.STDOUT, start_new_session=True)
         self._started = time.monotonic()
-        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
-        self._reader.start()
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
+    def _read(self) -> None:
+        with os.fdopen(self._output, "rb") as output:
+            for line in output:
                 self._say(line.decode("utf-8", "replace").rstrip())
 
     def _say(self, line: str) -> None:
