@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.client import InferenceClient
 from inference.errors import Busy, Conflict, InvalidRequest, NotLoaded, ServiceError, TimedOut
 
-from . import jobs, spaces
+from . import jobs, owners, spaces
 from .corpus import NewDocument
 from .encoding import Encoder, Failure
 from .jobs import Lease, Lost
@@ -92,7 +92,7 @@ def _patiently_store(lease: Lease, encoded: list[NewDocument | Failure]) -> None
 
 @contextmanager
 def _kept(lease: Lease, gone: Event) -> Iterator[None]:
-    """Renews the lease until the end. `gone` is set when it is lost."""
+    """Renews the lease until the end, and releases its lock then. `gone` is set when it is lost."""
     ended = Event()
 
     def keep() -> None:
@@ -113,3 +113,4 @@ def _kept(lease: Lease, gone: Event) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        owners.release(lease.owner, lease.lock)

@@ -1,8 +1,9 @@
 """Bulk jobs as they stand in the database: cut into chunks, leased, finished, taken up again. Knows no broker and no model.
 
-A chunk belongs to whoever set its `owner`, for some seconds at a time by the database's clock. Whoever loses a lease finds out before
-anything is stored, because the same transaction stores the vectors and marks the chunk done. A chunk whose owners keep dying is
-halved until the document that kills them stands alone and fails; such a chunk runs alone in its process. Messages to workers only say
+A chunk belongs to whoever set its `owner`, for some seconds at a time by the database's clock, or until its process ends where that is
+seen sooner (`owners`). Whoever loses a lease finds out before anything is stored, because the same transaction stores the vectors and
+marks the chunk done. A chunk whose owners keep dying is cut in four until the document that kills them stands alone and fails; such a
+chunk runs alone in its process. Messages to workers only say
 "there is work": losing one costs time.
 
 Transactions lock in this order: collection, job, chunk.
@@ -25,7 +26,7 @@ from django.utils.module_loading import import_string
 
 from inference.errors import Conflict, NotFound
 
-from . import corpus
+from . import corpus, owners
 from .bulk import Report
 from .corpus import NewDocument
 from .encoding import Failure
@@ -33,7 +34,8 @@ from .models import Chunk, Collection, FailedDocument, Job
 from .sources import Problem, Record
 
 CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 256, 1_000_000
-DEATHS = 2                 # owners of a chunk that may die before it is halved
+DEATHS = 2                 # owners of a chunk that may die before it is cut up
+PARTS = 4
 RESEND, IDLE_RESEND = 60.0, 5.0      # seconds until the message of a waiting chunk counts as lost; where a worker has nothing to do
 RESENT = 16                # messages sent again at a time
 READING = 60.0             # seconds a command may be silent while it adds chunks
@@ -51,6 +53,7 @@ class Lease:
     job: Job
     owner: uuid.UUID
     records: list[Record]
+    lock: owners.Lock | None = None      # tells others on this machine that its owner lives
 
 
 class Lost(Exception):
@@ -165,11 +168,16 @@ def take(chunk: int | None = None, job: Job | None = None, *, suspects: bool = T
         if (lease := take(first)) is not None:
             return lease
     owner = uuid.uuid4()
+    lock = owners.hold(owner)
     if not waiting.filter(pk=chunk).update(state=Chunk.State.RUNNING, owner=owner, lease_until=_in(lease_seconds()),
                                            attempts=F("attempts") + 1):
+        owners.release(owner, lock)
         return None
     row = Chunk.objects.select_related("job__collection__space").filter(pk=chunk, owner=owner).first()
-    return Lease(row.pk, row.job, owner, _unpack(row.documents)) if row else None
+    if row is None:
+        owners.release(owner, lock)
+        return None
+    return Lease(row.pk, row.job, owner, _unpack(row.documents), lock)
 
 
 def renew(lease: Lease) -> None:
@@ -212,16 +220,19 @@ def store(lease: Lease, encoded: Sequence[NewDocument | Failure]) -> None:
 # --- mending --------------------------------------------------------------------------------------------------------------------------
 
 def reap(*, idle: bool = False) -> None:
-    """Takes chunks from owners that died, halves those that kill, ends jobs that are done or whose command died, sends lost messages again.
+    """Takes chunks from owners that died, cuts up those that kill, ends jobs that are done or whose command died, sends lost messages
+    again.
 
     Called by everyone who waits: it does not matter by how many, or when. `idle`: a worker that has nothing to do asks.
     """
-    dead = Chunk.objects.filter(state=Chunk.State.RUNNING, lease_until__lt=Now())
+    gone = owners.dead()
+    dead = Chunk.objects.filter(Q(lease_until__lt=Now()) | Q(owner__in=gone), state=Chunk.State.RUNNING)
     for pk, job in list(dead.values_list("pk", "job")):
         with transaction.atomic():
             Job.objects.select_for_update().filter(pk=job).first()
             if (chunk := dead.filter(pk=pk).select_for_update().first()) is not None:
                 _bury(chunk)
+    owners.forget(gone)
     settle()
     send(idle=idle)
 
@@ -248,7 +259,7 @@ def send(*, idle: bool = False) -> None:
 
 
 def _bury(chunk: Chunk) -> None:
-    """A chunk whose owner is gone: once more, in halves, or, standing alone, as failed."""
+    """A chunk whose owner is gone: once more, in parts, or, standing alone, as failed."""
     if chunk.attempts < DEATHS:
         Chunk.objects.filter(pk=chunk.pk).update(state=Chunk.State.PENDING, owner=None, lease_until=None, sent_at=None)
         return
@@ -259,9 +270,10 @@ def _bury(chunk: Chunk) -> None:
         _record(chunk.job, [Failure(records[0], said)])
         Job.objects.filter(pk=chunk.job_id).update(failed=F("failed") + 1)
         return
-    half = len(records) // 2
-    Chunk.objects.bulk_create(      # suspect already: the next death halves them again
-        Chunk(job=chunk.job, documents=_pack(part), count=len(part), attempts=DEATHS - 1) for part in (records[:half], records[half:]))
+    size = -(-len(records) // PARTS)
+    parts = [records[at:at + size] for at in range(0, len(records), size)]
+    Chunk.objects.bulk_create(      # suspect already: the next death cuts them up again
+        Chunk(job=chunk.job, documents=_pack(part), count=len(part), attempts=DEATHS - 1) for part in parts)
 
 
 # --- looking --------------------------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def _reap() -> None:
 
     from embeddings import jobs
 
-    while not _stopping.wait(REAP_SECONDS):
+    while not _stopping.is_set():
         try:
             jobs.reap(idle=not room.inside)
         except (DatabaseError, InterfaceError) as error:
@@ -116,6 +116,7 @@ def _reap() -> None:
             logger.exception("mending failed; tried again in %s s", REAP_SECONDS)
         finally:
             connection.close()
+        _stopping.wait(REAP_SECONDS)
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from embeddings import chunks, corpus, encoding, jobs, spaces, vectors
+from embeddings import chunks, corpus, encoding, jobs, owners, spaces, vectors
 from embeddings.bulk import Report
 from embeddings.following import Cutting, Following
 from embeddings.jobs import Lost
@@ -158,6 +159,44 @@ def test_a_chunk_whose_owner_died_is_done_by_the_next() -> None:
     right(work(job), 16)
 
 
+def test_an_owner_whose_process_died_here_is_seen_before_its_lease_ends() -> None:
+    job = cut(16)
+    lease = jobs.take(job=job)
+    assert lease and lease.lock is not None
+    jobs.reap()
+    assert jobs.chunks(job)["running"] == 1 and owners.dead() == []
+    os.close(lease.lock)                # as the end of a process does
+    assert owners.dead() == [lease.owner]
+    jobs.reap()
+    assert jobs.chunks(job)["pending"] == 1 and owners.dead() == []
+    with pytest.raises(Lost):
+        jobs.renew(lease)
+    right(work(job), 16)
+
+
+def test_no_file_is_left_of_owners(settings: Any, tmp_path: Path) -> None:
+    settings.VAR_DIR = tmp_path
+    job = cut(40)
+    lease = jobs.take(job=job)
+    assert lease and jobs.take(lease.chunk) is None
+    assert [path.name.endswith(str(lease.owner)) for path in (tmp_path / "owners").iterdir()] == [True]
+    assert chunks.run(lease, FakeClient())
+    right(work(job), 40)
+    assert not list((tmp_path / "owners").iterdir())
+
+
+def test_without_locks_leases_decide(settings: Any, tmp_path: Path) -> None:
+    settings.VAR_DIR = tmp_path / "file"
+    settings.VAR_DIR.write_text("not a directory")
+    job = cut(16)
+    lease = jobs.take(job=job)
+    assert lease and lease.lock is None
+    jobs.reap()
+    assert jobs.chunks(job)["running"] == 1
+    assert chunks.run(lease, FakeClient())
+    right(jobs.get(job.pk), 16)
+
+
 def test_a_document_that_kills_its_worker_ends_alone_and_failed() -> None:
     """A worker that dies is one that took a lease and never came back."""
     job = cut(40, poison="deadly")
@@ -173,7 +212,7 @@ def test_a_document_that_kills_its_worker_ends_alone_and_failed() -> None:
     assert (job.state, job.embedded, job.failed) == ("completed_with_errors", 40, 1)
     failure = FailedDocument.objects.get()
     assert failure.external_id == "poison" and "died 2 times" in failure.message
-    assert deaths <= 2 + 5, "halved from 16 down to one"
+    assert deaths == 2 + 2, "cut from 16 to 4 to 1"
 
 
 def test_a_document_that_kills_the_model_ends_alone_and_failed() -> None:

@@ -55,6 +55,27 @@ def test_a_worker_killed_in_the_middle_of_a_chunk(site: Site) -> None:
     assert site.one("SELECT max(attempts) FROM embeddings_chunk") == 2, "the dead one's chunks were taken by the other"
 
 
+def test_a_killed_worker_is_noticed_long_before_its_lease_ends_and_a_frozen_one_is_not_taken_for_dead(site: Site) -> None:
+    site.environment["MLXCEL_BULK_LEASE_SECS"] = "600"
+    source = site.source(DOCUMENTS)
+    frozen = site.worker()
+    command = site.embed(source)
+    site.working()
+    frozen.send_signal(signal.SIGSTOP)
+    held = site.one("SELECT count(*) FROM embeddings_chunk WHERE state = 'running'")
+    killed = site.worker()
+    wait_until(lambda: site.one("SELECT count(*) FROM embeddings_chunk WHERE state = 'running'") > held, 30)
+    killed.kill()
+    site.worker()
+    wait_until(lambda: site.one("SELECT count(*) FROM embeddings_chunk WHERE state <> 'done'") == held, 60, site.log.read_text)
+    assert site.one("SELECT max(attempts) FROM embeddings_chunk WHERE state <> 'done'") == 1, "the frozen one has kept its chunks"
+    frozen.send_signal(signal.SIGCONT)
+    report = site.ended(command)
+    assert (report["exit_code"], report["embedded"], report["failed"]) == (0, DOCUMENTS, 0)
+    site.right(DOCUMENTS)
+    assert not list((site.folder / "var" / "owners").iterdir())
+
+
 def test_workers_killed_again_and_again(site: Site) -> None:
     chance, source = random.Random(4), site.source(DOCUMENTS)
     workers = [site.worker(), site.worker()]
@@ -141,12 +162,13 @@ def test_a_document_that_kills_its_worker(server: Postgres, tmp_path: Path) -> N
     """A supervisor starts workers anew; the document ends alone, failed, with all others stored."""
     site = Site(tmp_path, server, "tests.faults.clients.MortalClient")
     try:
+        site.environment["MLXCEL_BULK_LEASE_SECS"] = "60"
         command = site.embed(site.source(300, poison=f"a {DEADLY} text"))
         worker, deaths = site.worker(), 0
         while command.poll() is None:
             if worker.poll() is not None:
                 worker, deaths = site.worker(), deaths + 1
-                assert deaths < 30
+                assert deaths <= 2 + 4, "a chunk of 256 is cut into 4, 16, 64 and 256 parts"
             time.sleep(0.1)
         report = site.ended(command)
         assert (report["exit_code"], report["embedded"], report["failed"]) == (1, 300, 1), report
