@@ -13,7 +13,7 @@ WEB: tuple[tuple[str, str, str], ...] = (
     ("DATABASE_URL", "SQLite in MLXCEL_VAR_DIR", "the database; postgres://user:password@host/name for PostgreSQL (docs/production.md)"),
     ("MLXCEL_INDEX", "auto", "search of single vectors on PostgreSQL: auto uses pgvector's graph where one was built, exact never"),
     ("MLXCEL_INDEX_FROM", "200000", "passages from which on embed_corpus builds that graph"),
-    ("MLXCEL_BULK_LEASE_SECS", "30", "seconds after which the chunk of a bulk worker that froze, or died on another machine, is given to another"),
+    ("MLXCEL_BULK_LEASE_SECS", "30", "seconds until a bulk worker that froze, or died on another machine, loses its chunk to another"),
     ("MLXCEL_API_KEYS", "", "keys callers have to send, comma separated; none: everyone who reaches the server may use it"),
     ("MLXCEL_API_KEY_FILE", "", "a file with one key a line"),
     ("MLXCEL_API_PREFIX", "", "path that everything lies under, such as /ai"),
