@@ -119,7 +119,8 @@ class Worker:
         while self._holds and time.monotonic() < until:
             time.sleep(0.02)
         for request in list(self._holds):
-            self.broker.answer(request, messages.pack_error(InferenceFailed(f"The worker ended with this request in its hands: {why}")))
+            failed = messages.pack_error(InferenceFailed(f"The worker ended with this request in its hands: {why}"))
+            self.broker.answer(Ticket(0, 0, request), failed)
         self._refuse()
 
     # ---- the registry
