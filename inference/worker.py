@@ -47,7 +47,8 @@ def pinned(settings: Settings) -> Settings:
     return replace(
         settings, embedding_models=(name,) if embeds else (), reranker_models=() if embeds else (name,),
         transport=LOCAL if settings.transport == LANE else settings.transport,
-        queue_depth=max(settings.queue_depth, settings.threads + 1, *HELD.values()))      # what was taken off the lane must find room in the engine
+        # what was taken off the lane must find room in the engine
+        queue_depth=max(settings.queue_depth, settings.threads + 1, *HELD.values()))
 
 
 def held(lane: Lane, spec: ModelSpec, settings: Settings) -> int:
