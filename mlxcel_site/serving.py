@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing import util
+from pathlib import Path
 
 from django.core.checks.urls import check_url_config
 
@@ -33,7 +35,7 @@ def create() -> Callable[..., Iterable[bytes]]:
     from .wsgi import application, bodies
 
     try:
-        load_models(get_client())
+        load_models(get_client(), say := _speaker())
     except ServiceError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         raise SystemExit(SAID) from None
@@ -44,7 +46,7 @@ def create() -> Callable[..., Iterable[bytes]]:
         watch(get_client().health, settings.stall_seconds, lambda _: get_client().close())      # answers those who wait
     check_url_config(None)      # imports the views, which the first request would have to wait for
     origin = os.environ.get("MLXCEL_ORIGIN", "")
-    print(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.", flush=True)
+    say(f"\n  API    {origin}/v1\n  docs   {origin}/docs\n  admin  {origin}/admin/\n\nCtrl-C stops the server.")
     return application
 
 
@@ -76,28 +78,36 @@ def _outlive_nobody() -> None:
     os._exit(1)
 
 
-def load_models(client: InferenceClient) -> None:
+def _speaker() -> Callable[[str], None]:
+    """Of several web processes the first one speaks for all."""
+    with suppress(FileExistsError):
+        Path(os.environ["MLXCEL_WEB_FOLDER"], "speaker").touch(exist_ok=False)
+        return lambda line: print(line, flush=True)
+    return lambda line: None
+
+
+def load_models(client: InferenceClient, say: Callable[[str], None]) -> None:
     """Loads every configured model and has each work on a word: kernels get compiled, and a broken model shows now, not to a caller.
     Models that run elsewhere may come later."""
     started = time.perf_counter()
-    print("Loading models ...", flush=True)
+    say("Loading models ...")
     client.load()
     models = client.models()
     for model in models:
         if model.state != "ready":
-            print(f"  {model.id}: {WAITING.get(model.state, model.state)}", flush=True)
+            say(f"  {model.id}: {WAITING.get(model.state, model.state)}")
             continue
         if model.kind == "embedding":
             client.embed(EmbedJob(items=("ready",), model=model.id))
         else:
             client.rerank(RerankJob(query="ready", documents=("ready",), model=model.id))
-        print(f"  {model.id}: {_summary(client.describe(model.kind, model.id) or model)}", flush=True)
+        say(f"  {model.id}: {_summary(client.describe(model.kind, model.id) or model)}")
     settings = Settings.from_env()
     if settings.transport != LANE and (problem := settings.unanswered([name for model in models for name in (model.id, *model.aliases)])):
         raise ConfigError(problem, param="MLXCEL_MODEL_ALIASES")
     if not models:
-        print("  none yet", flush=True)
-    print(f"Ready after {time.perf_counter() - started:.1f} s.", flush=True)
+        say("  none yet")
+    say(f"Ready after {time.perf_counter() - started:.1f} s.")
 
 
 def _summary(model: ModelSpec) -> str:

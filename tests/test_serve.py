@@ -14,8 +14,10 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
+from tests.lanes import WorkerProcess, client_of, redis_server, wait_until
 from tests.rerankers import DOCUMENTS, PAIRINGS, QUERIES
 from tests.servers import FAKE, ROOT, environment, free_port, refused, serving
 
@@ -243,6 +245,36 @@ def test_deployment_checks_are_clean_behind_https(var: Path) -> None:
     done = subprocess.run([sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"], cwd=ROOT,
                           env=environment(var, DJANGO_HTTPS="1"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_several_web_processes_share_a_port(var: Path, tmp_path: Path) -> None:
+    with redis_server(tmp_path) as broker:
+        worker = WorkerProcess(broker.url, tmp_path / "worker.log")
+        try:
+            client = client_of(broker.url)
+            worker.wait_ready(client)
+            client.close()
+            with serving(var, "--web-processes", "2", MLXCEL_REDIS_URL=broker.url) as server:
+                wait_until(lambda: len(children(server.process.pid)) == 2, 30)
+                for i in range(40):                       # a connection each: the system deals them out
+                    assert httpx.post(f"{server.url}/v1/embeddings", json={"input": f"text {i}"}).status_code == 200
+                found = httpx.get(f"{server.url}/metrics").text
+                assert 'mlxcel_http_requests_total{method="POST",route="/v1/embeddings",status="200"} 40.0' in found
+                assert server.log.read_text().count("Ctrl-C stops the server.") == 1
+                assert server.stop() < 6
+        finally:
+            worker.stop()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """Web processes that answer."""
+    return [child for child in psutil.Process(pid).children() if "resource_tracker" not in " ".join(child.cmdline())
+            and any(connection.status == "LISTEN" for connection in child.net_connections("tcp"))]
+
+
+def test_several_web_processes_with_a_model_in_each_are_refused(var: Path) -> None:
+    assert "own copy of each model" in refused(var, "--web-processes", "2", **FAKE)
+    assert "expected 1 or more" in refused(var, "--web-processes", "0", **FAKE)
 
 
 def test_another_web_server_with_several_processes_is_refused(var: Path) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
 from embeddings import tables
-from inference.config import Settings, describe
+from inference.config import LANE, Settings, describe
 from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
 from mlxcel_site.serving import SAID, STOP_SECONDS
@@ -70,7 +71,9 @@ class Command(BaseCommand):
         parser.add_argument("--backend", choices=("auto", "mlx", "host"), help="what runs the models (auto)")
         parser.add_argument("--threads", type=int, metavar="N", help="worker threads of the host backend (number of CPUs)")
         parser.add_argument("--web-threads", type=int, metavar="N",
-                            help="requests handled at a time, waiting ones included (queue depth + 16)")
+                            help="requests a web process handles at a time, waiting ones included (queue depth + 16)")
+        parser.add_argument("--web-processes", type=int, default=1, metavar="N",
+                            help="web processes that share the port (1); more than one needs model workers (MLXCEL_REDIS_URL)")
         parser.add_argument("--download", action="store_true", help="fetch models that are not on this machine from the Hugging Face hub")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -85,6 +88,13 @@ class Command(BaseCommand):
         if not _is_local(host) and not keys and not options["insecure_no_key"]:
             raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. "
                                "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key", returncode=USAGE)
+        processes = options["web_processes"]
+        if processes < 1:
+            raise CommandError(f"--web-processes {processes}: expected 1 or more", returncode=USAGE)
+        if processes > 1 and models.transport != LANE:
+            raise CommandError(f"--web-processes {processes}: every web process would load its own copy of each model. Run model workers "
+                               "(MLXCEL_REDIS_URL), or one web process, whose threads share the model",
+                               returncode=USAGE)
         address = _claim(host, port)
         from mlxcel_site.checks import check_model_settings
 
@@ -102,7 +112,11 @@ class Command(BaseCommand):
         os.environ["MLXCEL_ORIGIN"] = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{prefix}"
         threads = options["web_threads"] or models.queue_depth + 16
         os.environ |= {"MLXCEL_PORT": str(port), "MLXCEL_WEB_THREADS": str(threads)}
-        _run(address, port, threads)
+        with tempfile.TemporaryDirectory(prefix="mlxcel-web-") as folder:
+            os.environ["MLXCEL_WEB_FOLDER"] = folder
+            if processes > 1:
+                os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
+            _run(address, port, threads, processes)
 
 
 def _to_environment(options: dict[str, Any]) -> None:
@@ -146,7 +160,7 @@ def _claim(host: str, port: int) -> str:
                            returncode=USAGE) from None
 
 
-def _run(address: str, port: int, threads: int) -> None:
+def _run(address: str, port: int, threads: int, processes: int) -> None:
     import granian.log
     from granian import Granian
     from granian.constants import Interfaces
@@ -155,7 +169,7 @@ def _run(address: str, port: int, threads: int) -> None:
     # A fresh process, not a fork of this one: MLX does not survive a fork, and no connection or lock is shared.
     multiprocessing.set_start_method("spawn", force=True)
     server = Granian(
-        "mlxcel_site.serving:create", factory=True, address=address, port=port, interface=Interfaces.WSGI, workers=1,
+        "mlxcel_site.serving:create", factory=True, address=address, port=port, interface=Interfaces.WSGI, workers=processes,
         blocking_threads=threads, backpressure=max(threads, 128), log_level=LogLevels.error, workers_kill_timeout=STOP_SECONDS,
     )
     status = 0
@@ -165,7 +179,7 @@ def _run(address: str, port: int, threads: int) -> None:
         nonlocal status
         if not record.getMessage().startswith("Unexpected exit from worker"):
             return True
-        status = server.wrks[0].inner.exitcode or 1
+        status = next((worker.inner.exitcode for worker in server.wrks if worker.inner.exitcode), 1)
         return False
 
     granian.log.logger.addFilter(ended)
