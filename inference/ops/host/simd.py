@@ -411,9 +411,14 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
         return new
 
     sums = code.loop(k, 1, first, step)
-    for r in range(rows):
-        for j in range(VECTORS):
-            code.store_some(sums[r * VECTORS + j], builder.add(c, builder.mul(across, I64(r))), 4 * LANES * j, masks[j])
+    targets = [(sum_, builder.add(c, builder.mul(across, I64(i // VECTORS))), i % VECTORS) for i, sum_ in enumerate(sums)]
+    with builder.if_else(builder.icmp_signed(">=", columns, I64(WIDTH))) as (full, partial):
+        with full:                                          # AVX2 stores under a mask many times slower
+            for sum_, target, j in targets:
+                code.store(sum_, target, 4 * LANES * j)
+        with partial:
+            for sum_, target, j in targets:
+                code.store_some(sum_, target, 4 * LANES * j, masks[j])
 
 
 def _tiles(bf16: bool) -> Any:
