@@ -129,14 +129,27 @@ class Code:
 
     def mask(self, count: ir.Value) -> ir.Value:
         """The first `count` lanes, all of them where there are more."""
-        order = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
-        return self.b.icmp_signed("<", order, self.spread(count, ir.VectorType(I64, LANES)))
+        order = ir.Constant(VI, [I32(i) for i in range(LANES)])
+        return self.b.icmp_signed("<", order, self.spread(self.b.trunc(count, I32), VI))
 
     def load_some(self, base: ir.Value, byte: ir.Value, mask: ir.Value, other: float) -> ir.Value:
         return self.call(f"llvm.masked.load.v{LANES}f32.p0", VF, self.pointer(base, byte, VF), I32(4), mask, self.constant(other))
 
     def store_some(self, value: ir.Value, base: ir.Value, byte: ir.Value | int, mask: ir.Value) -> None:
         self.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value, self.pointer(base, byte, VF), I32(4), mask)
+
+    def either(self, condition: ir.Value, yes: Callable[[], list[ir.Value]], no: Callable[[], list[ir.Value]]) -> list[ir.Value]:
+        """What yes() returns where the condition holds, else what no() returns."""
+        with self.b.if_else(condition) as (first, second):
+            with first:
+                one, after_one = yes(), self.b.block
+            with second:
+                other, after_other = no(), self.b.block
+        merged = [self.b.phi(value.type) for value in one]
+        for phi, a, b in zip(merged, one, other, strict=True):
+            phi.add_incoming(a, after_one)
+            phi.add_incoming(b, after_other)
+        return merged
 
     def loop(self, count: ir.Value, step: int, state: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
              ) -> list[ir.Value]:
@@ -386,9 +399,21 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
     builder = code.b
     each, across = builder.mul(lda, I64(4)), builder.mul(ldc, I64(4))
     sources = [builder.add(a, builder.mul(each, I64(r))) for r in range(rows)]
-    masks = [code.mask(builder.sub(columns, I64(LANES * j))) for j in range(VECTORS)]
     origins = [builder.add(start, builder.mul(lds, I64(4 * r))) for r in range(rows)]
-    first = [code.load_some(origin, I64(4 * LANES * j), mask, 0.0) for origin in origins for j, mask in enumerate(masks)]
+    targets = [builder.add(c, builder.mul(across, I64(r))) for r in range(rows)]
+    places = [(r, j) for r in range(rows) for j in range(VECTORS)]
+    whole = builder.icmp_signed(">=", columns, I64(WIDTH))  # most are, and AVX2 stores under a mask many times slower
+
+    def masks() -> list[ir.Value]:
+        return [code.mask(builder.sub(columns, I64(LANES * j))) for j in range(VECTORS)]
+
+    def load_all() -> list[ir.Value]:
+        return [code.load(origins[r], 4 * LANES * j) for r, j in places]
+
+    def load_some() -> list[ir.Value]:
+        under = masks()
+        return [code.load_some(origins[r], I64(4 * LANES * j), under[j], 0.0) for r, j in places]
+
     element = I32 if bf16 else F32
 
     def step(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
@@ -410,15 +435,20 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
                     new.append(code.call(f"llvm.fma.v{LANES}f32", VF, x, panel[j], s))
         return new
 
-    sums = code.loop(k, 1, first, step)
-    targets = [(sum_, builder.add(c, builder.mul(across, I64(i // VECTORS))), i % VECTORS) for i, sum_ in enumerate(sums)]
-    with builder.if_else(builder.icmp_signed(">=", columns, I64(WIDTH))) as (full, partial):
-        with full:                                          # AVX2 stores under a mask many times slower
-            for sum_, target, j in targets:
-                code.store(sum_, target, 4 * LANES * j)
-        with partial:
-            for sum_, target, j in targets:
-                code.store_some(sum_, target, 4 * LANES * j, masks[j])
+    sums = code.loop(k, 1, code.either(whole, load_all, load_some), step)
+
+    def store_all() -> list[ir.Value]:
+        for (r, j), total in zip(places, sums, strict=True):
+            code.store(total, targets[r], 4 * LANES * j)
+        return []
+
+    def store_some() -> list[ir.Value]:
+        under = masks()
+        for (r, j), total in zip(places, sums, strict=True):
+            code.store_some(total, targets[r], 4 * LANES * j, under[j])
+        return []
+
+    code.either(whole, store_all, store_some)
 
 
 def _tiles(bf16: bool) -> Any:
