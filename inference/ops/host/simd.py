@@ -249,8 +249,12 @@ LOWEST, HIGHEST = -87.33654, 88.37626                      # exp stays a normal 
 
 def exp(x: Vector) -> Vector:
     """Relative error below 2e-7; clamped to the normal numbers at both ends."""
+    return exp_within(x.at_least(LOWEST).at_most(HIGHEST))
+
+
+def exp_within(x: Vector) -> Vector:
+    """exp for LOWEST <= x <= HIGHEST; beyond, any number."""
     code, b = x.code, x.code.b
-    x = x.at_least(LOWEST).at_most(HIGHEST)
     shifted = x.fma(_LOG2E, _MAGIC)                         # 1.5 * 2^23: the low bits now hold the nearest whole number
     n = shifted - _MAGIC
     r = n.fma(-_LN2_LOW, n.fma(-_LN2_HIGH, x))
@@ -270,7 +274,7 @@ def gelu(x: Vector) -> Vector:
     """max(x, 0) - |x| erfc(|x| / sqrt 2) / 2; absolute error below 2e-7 + 1e-7 |x|."""
     a = x.abs().at_most(6.0)
     p = reduce(lambda sum_, c: a.fma(sum_, c), _P[1:], Vector(x.code, x.code.constant(_P[0])))
-    return x.at_least(0.0) - a * exp(0.0 - p)
+    return x.at_least(0.0) - a * exp_within(0.0 - p)
 
 
 def gelu_tanh(x: Vector) -> Vector:
@@ -385,7 +389,7 @@ def softmax_row(code: Code, row: ir.Value, count: ir.Value, scale: ir.Value) -> 
     def step(at: Access, sums: list[Vector]) -> list[Vector]:
         x = (at.load(row, float("-inf")) - largest) * by
         tiny = code.b.fcmp_ordered("<", x.value, code.constant(LOWEST))
-        e = Vector(code, code.b.select(tiny, code.constant(0.0), exp(x).value))
+        e = Vector(code, code.b.select(tiny, code.constant(0.0), exp_within(x).value))
         at.store(e, row)
         return [sums[0] + e]
 
