@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arena import empty, scratch
+from .arena import empty, lasting, scratch
 from .blas import to_bf16
 from .reading import Weight, blocks
 from .simd import BF16_DOT, LANES, WIDTH
@@ -157,7 +157,8 @@ def _multiply(kernel: Callable[..., None], x: np.ndarray, product: Product, out:
 
 def _panels(outputs: int, inputs: int) -> np.ndarray:
     """For a weight [N, K]: [P, K, WIDTH], of which only the last has to be zeros before it is filled."""
-    panels = np.empty((-(-outputs // WIDTH), inputs, WIDTH), F32)
+    count = -(-outputs // WIDTH)
+    panels = lasting(count * inputs * WIDTH).reshape(count, inputs, WIDTH)
     panels[outputs // WIDTH:] = 0
     return panels
 

@@ -399,7 +399,7 @@ def softmax_row(code: Code, row: ir.Value, count: ir.Value, scale: ir.Value) -> 
 # ---- matrix products
 
 def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.Value, k: ir.Value, c: ir.Value, ldc: ir.Value,
-          columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value) -> None:
+          columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value, pace: ir.Value) -> None:
     builder = code.b
     each, across = builder.mul(lda, I64(4)), builder.mul(ldc, I64(4))
     sources = [builder.add(a, builder.mul(each, I64(r))) for r in range(rows)]
@@ -424,8 +424,9 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
         byte = builder.mul(i, I64(4))
         there = builder.add(b, builder.mul(i, I64(4 * WIDTH)))
         panel = [code.load(there, 4 * LANES * j) for j in range(VECTORS)]
+        fetched = builder.add(builder.add(b, ahead), builder.mul(i, pace))
         for j in range(0, 4 * WIDTH, 64):
-            code.call("llvm.prefetch.p0", ir.VoidType(), code.pointer(builder.add(there, ahead), j, F32), I32(0), I32(2), I32(1))
+            code.call("llvm.prefetch.p0", ir.VoidType(), code.pointer(fetched, j, F32), I32(0), I32(2), I32(1))
         new = []
         for r in range(rows):
             x = code.spread(code.load(sources[r], byte, element), VI if bf16 else VF)
@@ -456,13 +457,13 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
 
 
 def _tiles(bf16: bool) -> Any:
-    @function("aaaaaaaaaaa")
+    @function("aaaaaaaaaaaa")
     def tile(code: Code, rows: ir.Value, a: ir.Value, lda: ir.Value, b: ir.Value, k: ir.Value, c: ir.Value, ldc: ir.Value,
-             columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value) -> None:
+             columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value, pace: ir.Value) -> None:
         """c[:rows, :columns] = start + a @ b: `rows` from 1 to ROWS, `columns` from 1 to WIDTH (or more, meaning WIDTH).
 
         a, c, start: row strides lda, ldc, lds; b: a panel [k, WIDTH]. Each sum runs over k in order, in one chain of fused multiply-adds,
-        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile.
+        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile, `pace` bytes a row.
         bf16: a and b hold pairs of numbers along k; k, lda and the panel's rows count pairs.
         """
         after = code.b.append_basic_block("done")
@@ -471,7 +472,7 @@ def _tiles(bf16: bool) -> Any:
             block = code.b.append_basic_block(f"rows{count}")
             choice.add_case(I64(count), block)
             code.b.position_at_end(block)
-            _tile(code, count, bf16, a, lda, b, k, c, ldc, columns, start, lds, ahead)
+            _tile(code, count, bf16, a, lda, b, k, c, ldc, columns, start, lds, ahead, pace)
             code.b.branch(after)
         code.b.position_at_end(after)
     return tile
