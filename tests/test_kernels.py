@@ -194,6 +194,19 @@ def test_memory_is_taken_again_and_given_back() -> None:
     assert done == [True, True, True]
 
 
+def test_small_weights_share_memory_for_as_long_as_one_of_them_lives() -> None:
+    first, second, large = arena.lasting(1000), arena.lasting(1000), arena.lasting(arena.SLAB // 4)
+    assert first.ctypes.data % 64 == second.ctypes.data % 64 == large.ctypes.data % 64 == 0
+    assert not np.shares_memory(first, second)
+    assert arena._slab() is not None and not np.shares_memory(arena._slab(), large)
+    many = [arena.lasting(arena.SLAB // 5) for _ in range(6)]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(many) for b in many[:i])
+    slab = arena._slab
+    del first, second, many
+    gc.collect()
+    assert slab() is None
+
+
 def test_packs_on_many_threads_take_the_same_memory_one_after_another() -> None:
     """A request may run its pack on its caller's thread, and a server has many callers' threads."""
     found: SimpleQueue[int] = SimpleQueue()
@@ -245,6 +258,15 @@ def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "BF16_DOT", False)
     with pytest.raises(ConfigError, match="no avx512_bf16"):
         blas.choose("kernels", "bf16")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 30])
+def test_rows_that_lie_whole_pages_apart_give_the_same_bits(rows: int) -> None:
+    product = fast.Product(normal(100, 2048), normal(100, seed=1))
+    x, apart = normal(rows, 2048, seed=2), np.zeros((rows, 2049), F32)
+    apart[:, :2048] = x
+    np.testing.assert_array_equal(product(x), product(apart[:, :2048]))
+    np.testing.assert_array_equal(product(x)[-1:], product(x[-1:]))
 
 
 def test_a_joined_weight_and_its_parts() -> None:

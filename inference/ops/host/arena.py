@@ -5,8 +5,10 @@ refers to is free. Nothing is ever given back by hand: an exception anywhere lea
 """
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +17,7 @@ import numpy as np
 F32 = np.float32
 SMALLEST = 1 << 12                                          # elements; below, numpy's own allocation is as fast
 KEPT = 1 << 23                                              # elements (32 MiB) that free buffers of one pack may hold together
+SLAB = 1 << 22                                              # elements (16 MiB) of small weights that share one piece of memory
 _ALIGN = 64
 
 
@@ -30,6 +33,20 @@ class _Own(threading.local):
 
 _own = _Own()
 _spare: list[_Buffers] = []                                 # append and pop are one step of the interpreter each
+
+
+_lock = threading.Lock()
+_slab = weakref.ref(np.empty(0, F32))                       # the last one, while a weight lives in it
+_taken = 0                                                  # elements of it
+
+
+def _forget() -> None:
+    """A forked child may have been born while another thread held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _mine() -> _Buffers:
@@ -88,6 +105,24 @@ def _aligned(count: int) -> np.ndarray:
     skip = -raw.__array_interface__["data"][0] % _ALIGN // 4
     # A view of `raw` would be collapsed into it by numpy, and counted there: the buffer has to be an owner of its own.
     return np.frombuffer(raw.data[skip:skip + count], F32)
+
+
+def lasting(count: int) -> np.ndarray:
+    """Uninitialised f32 for a weight. Small ones lie side by side in slabs, since numpy asks for huge pages from 4 MiB on only.
+
+    A slab lives for as long as any weight in it.
+    """
+    global _slab, _taken
+    if count >= SLAB // 4:
+        return _aligned(count)
+    with _lock:
+        slab = _slab()
+        if slab is None or _taken + count > slab.size:
+            slab, _taken = _aligned(SLAB), 0
+            _slab = weakref.ref(slab)
+        piece = slab[_taken:_taken + count]
+        _taken += count + -count % (_ALIGN // 4)
+        return piece
 
 
 def scratch(count: int) -> np.ndarray:

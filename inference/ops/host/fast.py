@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arena import empty, scratch
+from .arena import empty, lasting, scratch
 from .blas import to_bf16
 from .reading import Weight, blocks
 from .simd import BF16_DOT, LANES, WIDTH
@@ -29,6 +29,7 @@ __all__ = [
 F32 = np.float32
 VECTORS = f"{32 * LANES}-bit vectors"
 SHARED = 1 << 23                                           # multiplications that are worth sharing: 50 us and more
+PAGE = 1 << 12                                             # bytes; addresses that far apart fall into one set of the first-level cache
 _NOBODY, _NOTHING = np.zeros(0, np.int32), np.zeros(0, bool)
 
 
@@ -131,8 +132,17 @@ class Product:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         out = empty(len(x), self.outputs)
-        _multiply(kernels.linear, _rows(x)[:, 0], self, out)
+        _multiply(kernels.linear, _apart(_rows(x)[:, 0]), self, out)
         return out
+
+
+def _apart(x: np.ndarray) -> np.ndarray:
+    """The same [T, K], in a copy whose rows are no whole pages apart: a tile's rows would drive each other out of the cache."""
+    if x.strides[0] % PAGE or len(x) < 2:
+        return x
+    copy = empty(len(x), x.shape[1] + WIDTH)[:, :x.shape[1]]
+    copy[:] = x
+    return copy
 
 
 def _multiply(kernel: Callable[..., None], x: np.ndarray, product: Product, out: np.ndarray) -> None:
@@ -147,7 +157,8 @@ def _multiply(kernel: Callable[..., None], x: np.ndarray, product: Product, out:
 
 def _panels(outputs: int, inputs: int) -> np.ndarray:
     """For a weight [N, K]: [P, K, WIDTH], of which only the last has to be zeros before it is filled."""
-    panels = np.empty((-(-outputs // WIDTH), inputs, WIDTH), F32)
+    count = -(-outputs // WIDTH)
+    panels = lasting(count * inputs * WIDTH).reshape(count, inputs, WIDTH)
     panels[outputs // WIDTH:] = 0
     return panels
 

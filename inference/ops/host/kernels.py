@@ -34,6 +34,7 @@ from .simd import (
 QUERIES = 2 * ROWS                                          # query rows whose scores are held at once, in the first-level cache
 DEPTH = 1024                                                # rows of a weight panel that are used at once, in the second-level cache
 BLOCK = 1 << 16                                             # elements of the rows that meet them there
+TURNS = 4 if LANES == 8 else 1                              # tiles that share fetching the next panel, if there are no more
 F32 = np.float32
 
 
@@ -136,6 +137,8 @@ def linear(x, panels, start, out, first, last):
     for top in range(0, rows, height):
         bottom = min(top + height, rows)
         tiles = -(-(bottom - top) // ROWS)
+        turns = tiles if tiles <= TURNS else 1
+        pace = 4 * WIDTH // turns
         for low in range(0, depth, part):
             deep = min(part, depth - low)
             for p in range(first, last):
@@ -146,7 +149,7 @@ def linear(x, panels, start, out, first, last):
                     target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
                     origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
                     tile(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
-                         columns - p * WIDTH, origin, stride, panels.strides[0])
+                         columns - p * WIDTH, origin, stride, panels.strides[0] + t % turns * deep * pace, pace)
                     i += count
 
 
@@ -199,7 +202,7 @@ def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scrat
                         for t in range(tiles):
                             many = (rows - i) // (tiles - t)
                             tile(many, query + i * q.strides[0], q.strides[0] // 4, keys + 4 * p * width, width,
-                                 scores + 4 * (i * padded + p), padded, WIDTH, zeros, 0, 0)
+                                 scores + 4 * (i * padded + p), padded, WIDTH, zeros, 0, 0, 0)
                             i += many
                     base = (scores - zeros) // 4
                     for i in range(rows):
@@ -230,7 +233,7 @@ def attention(q, k, v, out, starts, parent, hidden, causal, window, scale, scrat
                         for t in range(tiles):
                             many = (rows - i) // (tiles - t)
                             tile(many, scores + 4 * (i * padded + low), padded, values + 4 * WIDTH * (d * count + low), high - low,
-                                 target + i * out.strides[0] + 4 * d * WIDTH, out.strides[0] // 4, width - d * WIDTH, zeros, 0, 0)
+                                 target + i * out.strides[0] + 4 * d * WIDTH, out.strides[0] // 4, width - d * WIDTH, zeros, 0, 0, 0)
                             i += many
                     for i in range(rows):
                         scale_row(target + i * out.strides[0], width, F32(1) / scratch[WIDTH + i])
@@ -259,6 +262,8 @@ if BF16_DOT:                                                # others have no suc
         for top in range(0, rows, height):
             bottom = min(top + height, rows)
             tiles = -(-(bottom - top) // ROWS)
+            turns = tiles if tiles <= TURNS else 1
+            pace = 4 * WIDTH // turns
             for low in range(0, depth, part):
                 deep = min(part, depth - low)
                 for p in range(first, last):
@@ -269,5 +274,5 @@ if BF16_DOT:                                                # others have no suc
                         target = out.ctypes.data + i * out.strides[0] + p * WIDTH * 4
                         origin, stride = (target, columns) if low else (start.ctypes.data + p * WIDTH * 4, 0)
                         tile_bf16(count, x.ctypes.data + i * x.strides[0] + low * 4, x.strides[0] // 4, panel, deep, target, columns,
-                                  columns - p * WIDTH, origin, stride, panels.strides[0])
+                                  columns - p * WIDTH, origin, stride, panels.strides[0] + t % turns * deep * pace, pace)
                         i += count

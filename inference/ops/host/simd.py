@@ -129,14 +129,27 @@ class Code:
 
     def mask(self, count: ir.Value) -> ir.Value:
         """The first `count` lanes, all of them where there are more."""
-        order = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
-        return self.b.icmp_signed("<", order, self.spread(count, ir.VectorType(I64, LANES)))
+        order = ir.Constant(VI, [I32(i) for i in range(LANES)])
+        return self.b.icmp_signed("<", order, self.spread(self.b.trunc(count, I32), VI))
 
     def load_some(self, base: ir.Value, byte: ir.Value, mask: ir.Value, other: float) -> ir.Value:
         return self.call(f"llvm.masked.load.v{LANES}f32.p0", VF, self.pointer(base, byte, VF), I32(4), mask, self.constant(other))
 
     def store_some(self, value: ir.Value, base: ir.Value, byte: ir.Value | int, mask: ir.Value) -> None:
         self.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value, self.pointer(base, byte, VF), I32(4), mask)
+
+    def either(self, condition: ir.Value, yes: Callable[[], list[ir.Value]], no: Callable[[], list[ir.Value]]) -> list[ir.Value]:
+        """What yes() returns where the condition holds, else what no() returns."""
+        with self.b.if_else(condition) as (first, second):
+            with first:
+                one, after_one = yes(), self.b.block
+            with second:
+                other, after_other = no(), self.b.block
+        merged = [self.b.phi(value.type) for value in one]
+        for phi, a, b in zip(merged, one, other, strict=True):
+            phi.add_incoming(a, after_one)
+            phi.add_incoming(b, after_other)
+        return merged
 
     def loop(self, count: ir.Value, step: int, state: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
              ) -> list[ir.Value]:
@@ -236,8 +249,12 @@ LOWEST, HIGHEST = -87.33654, 88.37626                      # exp stays a normal 
 
 def exp(x: Vector) -> Vector:
     """Relative error below 2e-7; clamped to the normal numbers at both ends."""
+    return exp_within(x.at_least(LOWEST).at_most(HIGHEST))
+
+
+def exp_within(x: Vector) -> Vector:
+    """exp for LOWEST <= x <= HIGHEST; beyond, any number."""
     code, b = x.code, x.code.b
-    x = x.at_least(LOWEST).at_most(HIGHEST)
     shifted = x.fma(_LOG2E, _MAGIC)                         # 1.5 * 2^23: the low bits now hold the nearest whole number
     n = shifted - _MAGIC
     r = n.fma(-_LN2_LOW, n.fma(-_LN2_HIGH, x))
@@ -257,7 +274,7 @@ def gelu(x: Vector) -> Vector:
     """max(x, 0) - |x| erfc(|x| / sqrt 2) / 2; absolute error below 2e-7 + 1e-7 |x|."""
     a = x.abs().at_most(6.0)
     p = reduce(lambda sum_, c: a.fma(sum_, c), _P[1:], Vector(x.code, x.code.constant(_P[0])))
-    return x.at_least(0.0) - a * exp(0.0 - p)
+    return x.at_least(0.0) - a * exp_within(0.0 - p)
 
 
 def gelu_tanh(x: Vector) -> Vector:
@@ -372,7 +389,7 @@ def softmax_row(code: Code, row: ir.Value, count: ir.Value, scale: ir.Value) -> 
     def step(at: Access, sums: list[Vector]) -> list[Vector]:
         x = (at.load(row, float("-inf")) - largest) * by
         tiny = code.b.fcmp_ordered("<", x.value, code.constant(LOWEST))
-        e = Vector(code, code.b.select(tiny, code.constant(0.0), exp(x).value))
+        e = Vector(code, code.b.select(tiny, code.constant(0.0), exp_within(x).value))
         at.store(e, row)
         return [sums[0] + e]
 
@@ -382,21 +399,34 @@ def softmax_row(code: Code, row: ir.Value, count: ir.Value, scale: ir.Value) -> 
 # ---- matrix products
 
 def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.Value, k: ir.Value, c: ir.Value, ldc: ir.Value,
-          columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value) -> None:
+          columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value, pace: ir.Value) -> None:
     builder = code.b
     each, across = builder.mul(lda, I64(4)), builder.mul(ldc, I64(4))
     sources = [builder.add(a, builder.mul(each, I64(r))) for r in range(rows)]
-    masks = [code.mask(builder.sub(columns, I64(LANES * j))) for j in range(VECTORS)]
     origins = [builder.add(start, builder.mul(lds, I64(4 * r))) for r in range(rows)]
-    first = [code.load_some(origin, I64(4 * LANES * j), mask, 0.0) for origin in origins for j, mask in enumerate(masks)]
+    targets = [builder.add(c, builder.mul(across, I64(r))) for r in range(rows)]
+    places = [(r, j) for r in range(rows) for j in range(VECTORS)]
+    whole = builder.icmp_signed(">=", columns, I64(WIDTH))  # most are, and AVX2 stores under a mask many times slower
+
+    def masks() -> list[ir.Value]:
+        return [code.mask(builder.sub(columns, I64(LANES * j))) for j in range(VECTORS)]
+
+    def load_all() -> list[ir.Value]:
+        return [code.load(origins[r], 4 * LANES * j) for r, j in places]
+
+    def load_some() -> list[ir.Value]:
+        under = masks()
+        return [code.load_some(origins[r], I64(4 * LANES * j), under[j], 0.0) for r, j in places]
+
     element = I32 if bf16 else F32
 
     def step(i: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         byte = builder.mul(i, I64(4))
         there = builder.add(b, builder.mul(i, I64(4 * WIDTH)))
         panel = [code.load(there, 4 * LANES * j) for j in range(VECTORS)]
+        fetched = builder.add(builder.add(b, ahead), builder.mul(i, pace))
         for j in range(0, 4 * WIDTH, 64):
-            code.call("llvm.prefetch.p0", ir.VoidType(), code.pointer(builder.add(there, ahead), j, F32), I32(0), I32(2), I32(1))
+            code.call("llvm.prefetch.p0", ir.VoidType(), code.pointer(fetched, j, F32), I32(0), I32(2), I32(1))
         new = []
         for r in range(rows):
             x = code.spread(code.load(sources[r], byte, element), VI if bf16 else VF)
@@ -410,20 +440,30 @@ def _tile(code: Code, rows: int, bf16: bool, a: ir.Value, lda: ir.Value, b: ir.V
                     new.append(code.call(f"llvm.fma.v{LANES}f32", VF, x, panel[j], s))
         return new
 
-    sums = code.loop(k, 1, first, step)
-    for r in range(rows):
-        for j in range(VECTORS):
-            code.store_some(sums[r * VECTORS + j], builder.add(c, builder.mul(across, I64(r))), 4 * LANES * j, masks[j])
+    sums = code.loop(k, 1, code.either(whole, load_all, load_some), step)
+
+    def store_all() -> list[ir.Value]:
+        for (r, j), total in zip(places, sums, strict=True):
+            code.store(total, targets[r], 4 * LANES * j)
+        return []
+
+    def store_some() -> list[ir.Value]:
+        under = masks()
+        for (r, j), total in zip(places, sums, strict=True):
+            code.store_some(total, targets[r], 4 * LANES * j, under[j])
+        return []
+
+    code.either(whole, store_all, store_some)
 
 
 def _tiles(bf16: bool) -> Any:
-    @function("aaaaaaaaaaa")
+    @function("aaaaaaaaaaaa")
     def tile(code: Code, rows: ir.Value, a: ir.Value, lda: ir.Value, b: ir.Value, k: ir.Value, c: ir.Value, ldc: ir.Value,
-             columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value) -> None:
+             columns: ir.Value, start: ir.Value, lds: ir.Value, ahead: ir.Value, pace: ir.Value) -> None:
         """c[:rows, :columns] = start + a @ b: `rows` from 1 to ROWS, `columns` from 1 to WIDTH (or more, meaning WIDTH).
 
         a, c, start: row strides lda, ldc, lds; b: a panel [k, WIDTH]. Each sum runs over k in order, in one chain of fused multiply-adds,
-        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile.
+        whatever `rows` is. `ahead`: bytes from b to what is multiplied next, which is fetched meanwhile, `pace` bytes a row.
         bf16: a and b hold pairs of numbers along k; k, lda and the panel's rows count pairs.
         """
         after = code.b.append_basic_block("done")
@@ -432,7 +472,7 @@ def _tiles(bf16: bool) -> Any:
             block = code.b.append_basic_block(f"rows{count}")
             choice.add_case(I64(count), block)
             code.b.position_at_end(block)
-            _tile(code, count, bf16, a, lda, b, k, c, ldc, columns, start, lds, ahead)
+            _tile(code, count, bf16, a, lda, b, k, c, ldc, columns, start, lds, ahead, pace)
             code.b.branch(after)
         code.b.position_at_end(after)
     return tile
