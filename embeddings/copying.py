@@ -36,7 +36,7 @@ UPDATE_DOCUMENTS = """
         split = %s, updated_at = %s
     FROM unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::text[], %s::integer[], %s::boolean[])
         AS new (id, text, metadata, content_hash, tokens, truncated)
-    WHERE old.id = new.id"""
+    WHERE old.id = new.id AND old.id = ANY (%s::bigint[])"""      # a join alone reads the whole table
 AMONG = "external_id = ANY(ARRAY(SELECT jsonb_array_elements_text(%s::jsonb)))"      # one parameter, whatever the number of ids
 COPY_PASSAGES = """
     COPY embeddings_passage (collection_id, space_id, dims, dtype, document_id, part, start, "end", tokens, rows, vector)
@@ -86,7 +86,7 @@ def replace(split: str, now: datetime, rows: dict[int, DocumentRow], using: str)
         with connections[using].cursor() as cursor:
             cursor.execute(UPDATE_DOCUMENTS, [
                 split, now, list(rows), [row.text for row in values], [_json(row.metadata).decode() for row in values],
-                [row.content_hash for row in values], [row.tokens for row in values], [row.truncated for row in values]])
+                [row.content_hash for row in values], [row.tokens for row in values], [row.truncated for row in values], list(rows)])
 
 
 def passages(collection: int, space: int, dims: int, dtype: str, rows: Iterable[PassageRow], using: str) -> None:
