@@ -17,7 +17,7 @@ SAMPLE := embeddings/sample
 # Without DJANGO_SETTINGS_MODULE: a worker is no Django process, and Celery would look for one.
 WORKER := env -u DJANGO_SETTINGS_MODULE $(BIN)/celery -A inference.app worker -P threads -l INFO --without-gossip --without-mingle --without-heartbeat
 
-STORAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,storage jobs bulk index search spaces pgvector admin commands rest))
+STORAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,storage migrations jobs bulk index search spaces pgvector admin commands rest))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve up worker bulk-worker test lint test-ir test-faults test-postgres docs clean warm bench bench-serving bench-storage soak

@@ -19,7 +19,7 @@ from django.db import transaction
 from inference.client import InferenceClient
 from inference.wire import ModelSpec
 
-from . import corpus
+from . import corpus, storable
 from .corpus import NewDocument
 from .encoding import Encoder, Failure
 from .models import Collection
@@ -114,7 +114,7 @@ class Sifting:
             stored = held.get(record.id)
             if stored is None or stored.split != split or stored.content_hash != corpus.content_hash(record.text):
                 changed.append(record)
-            elif stored.metadata != record.metadata:
+            elif not storable.same(stored.metadata, record.metadata):
                 relabelled[record.id] = record.metadata
             else:
                 self.report.unchanged += 1

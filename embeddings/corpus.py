@@ -122,9 +122,11 @@ def held(collection: Collection, external_ids: Iterable[str]) -> dict[str, Held]
     rows: dict[str, Held] = {}
     if collection.pk is None:
         return rows
-    for ids in _batches(_storable(external_ids), IN_LIST):
-        for external_id, *rest in Document.objects.filter(collection=collection, external_id__in=ids).values_list(
-                "external_id", "pk", "content_hash", "split", "metadata"):
+    documents, ids = Document.objects.filter(collection=collection), _storable(external_ids)
+    found = ([documents.extra(where=[copying.AMONG], params=[copying.among(ids)])] if _copies()
+             else [documents.filter(external_id__in=batch) for batch in _batches(ids, IN_LIST)])
+    for query in found:
+        for external_id, *rest in query.values_list("external_id", "pk", "content_hash", "split", "metadata"):
             rows[external_id] = Held(*rest)
     return rows
 
@@ -137,20 +139,22 @@ def upsert(collection: Collection, documents: Sequence[NewDocument]) -> int:
     """
     if not documents:
         return 0
-    space, split = collection.space, split_name(collection)
-    dtype = vectors.stored_as(space.multi_vector)
+    split = split_name(collection)
     hashes = {document.external_id: content_hash(document.text) for document in documents}
-    encoded = {document.external_id: [_encode(space, passage.vector, dtype) for passage in document.passages] for document in documents}
+    stacked = iter(_encode(collection.space, [passage.vector for document in documents for passage in document.passages]))
+    encoded = {document.external_id: list(islice(stacked, len(document.passages))) for document in documents}
     with transaction.atomic():
         _lock(collection)
         stored = held(collection, hashes)
         changed = [d for d in documents if _differs(stored.get(d.external_id), hashes[d.external_id], split, d.metadata)]
         if not changed:
             return 0
-        replaced = [stored[d.external_id].pk for d in changed if d.external_id in stored]
-        removed = _delete_passages(replaced)
-        insert = _copy if connections[DEFAULT_DB_ALIAS].vendor == "postgresql" else _create
-        insert(collection, split, changed, hashes, encoded)
+        replaced = {d.external_id: stored[d.external_id].pk for d in changed if d.external_id in stored}
+        removed = _delete_passages(replaced.values())
+        if _copies():
+            _copy(collection, split, changed, hashes, encoded, replaced)
+        else:
+            _create(collection, split, changed, hashes, encoded)
         _bump(collection, removed)
     return len(changed)
 
@@ -170,12 +174,16 @@ def _create(collection: Collection, split: str, documents: Sequence[NewDocument]
         for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))])
 
 
-def _copy(collection: Collection, split: str, documents: Sequence[NewDocument], hashes: Mapping[str, str], encoded: Encoded) -> None:
-    keys = copying.documents(collection.pk, split, timezone.now(), [
-        (d.external_id, d.text, d.metadata, hashes[d.external_id], sum(p.tokens for p in d.passages), d.truncated) for d in documents],
-        DEFAULT_DB_ALIAS)
-    copying.passages(collection.pk, collection.space_id, (
-        (keys[d.external_id], part, p.start, p.end, p.tokens, v.rows, v.dims, v.dtype, v.data)
+def _copy(collection: Collection, split: str, documents: Sequence[NewDocument], hashes: Mapping[str, str], encoded: Encoded,
+          replaced: Mapping[str, int]) -> None:
+    rows = {d.external_id: copying.DocumentRow(
+        d.external_id, d.text, d.metadata, hashes[d.external_id], sum(p.tokens for p in d.passages), d.truncated) for d in documents}
+    now, fresh = timezone.now(), [d for d in documents if d.external_id not in replaced]
+    copying.replace(split, now, {key: rows[external_id] for external_id, key in replaced.items()}, DEFAULT_DB_ALIAS)
+    keys = copying.documents(collection.pk, split, now, [rows[d.external_id] for d in fresh], DEFAULT_DB_ALIAS)
+    document_keys = {**replaced, **{d.external_id: key for d, key in zip(fresh, keys, strict=True)}}
+    copying.passages(collection.pk, collection.space_id, collection.space.dims, vectors.stored_as(collection.space.multi_vector), (
+        copying.PassageRow(document_keys[d.external_id], part, p.start, p.end, p.tokens, v)
         for d in documents for part, (p, v) in enumerate(zip(d.passages, encoded[d.external_id], strict=True))), DEFAULT_DB_ALIAS)
 
 
@@ -237,15 +245,20 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _differs(stored: Held | None, hash: str, split: str, metadata: dict[str, Any]) -> bool:
-    return stored is None or (stored.content_hash, stored.split, stored.metadata) != (hash, split, metadata)
+    return stored is None or (stored.content_hash, stored.split) != (hash, split) or not storable.same(stored.metadata, metadata)
 
 
-def _encode(space: VectorSpace, vector: NDArray[Any], dtype: str) -> vectors.Stored:
-    stored = vectors.encode(vector, dtype)
-    if stored.dims != space.dims or (stored.rows > 1 and not space.multi_vector):
-        raise Conflict(f"The space holds {'rows' if space.multi_vector else 'single vectors'} of {space.dims} dimensions, "
-                       f"found {stored.rows} x {stored.dims}", code="fingerprint_mismatch")
-    return stored
+def _encode(space: VectorSpace, matrices: Sequence[NDArray[Any]]) -> list[vectors.Stored]:
+    encoded = vectors.encode_many(matrices, vectors.stored_as(space.multi_vector))
+    for stored in encoded:
+        if stored.dims != space.dims or (stored.rows > 1 and not space.multi_vector):
+            raise Conflict(f"The space holds {'rows' if space.multi_vector else 'single vectors'} of {space.dims} dimensions, "
+                           f"found {stored.rows} x {stored.dims}", code="fingerprint_mismatch")
+    return encoded
+
+
+def _copies() -> bool:
+    return connections[DEFAULT_DB_ALIAS].vendor == "postgresql"
 
 
 def _lock(collection: Collection) -> None:
@@ -258,7 +271,7 @@ def _bump(collection: Collection, deletions: int) -> None:
         generation=F("generation") + 1, deletions=F("deletions") + deletions, updated_at=timezone.now())
 
 
-def _delete_passages(documents: Sequence[int]) -> int:
+def _delete_passages(documents: Iterable[int]) -> int:
     return sum(Passage.objects.filter(document__in=pks)._raw_delete(using=DEFAULT_DB_ALIAS) for pks in _batches(documents, IN_LIST))
 
 

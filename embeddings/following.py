@@ -23,12 +23,16 @@ WORKER = "celery -A mlxcel_site worker -Q bulk -P threads -c 2 --without-gossip 
 
 
 class Cutting(Sifting):
-    """Makes a job of what has changed in the sources."""
+    """Makes a job of what has changed in the sources. `superseded`: jobs of the same sources whose commands died, and that it replaces."""
 
-    def __init__(self, collection: Collection, watcher: Watcher, sources: Iterable[str], *, options: Iterable[str] = ()) -> None:
+    def __init__(self, collection: Collection, watcher: Watcher, sources: Iterable[str], *, options: Iterable[str] = (),
+                 whole: bool = True) -> None:
+        """`whole`: the sources are read to their end, and hold the same whenever they are read."""
         super().__init__(collection, watcher, options=options)
-        self._sources = list(sources)
+        self._sources, self._whole = list(sources), whole
+        self.superseded: list[int] = []
         self.job = jobs.create(collection, self._sources) if collection.pk is not None else None
+        self._supersede()
         self._told = 0
 
     def run(self, records: Iterable[Record | Problem]) -> Job | None:
@@ -51,6 +55,7 @@ class Cutting(Sifting):
                 self._remember()
             if self.job:
                 self._tell(self.job)
+                self._supersede()      # again: a command that had just died was not known to be dead
                 jobs.close(self.job, self.report)
         except BaseException:
             if self.job:
@@ -64,6 +69,10 @@ class Cutting(Sifting):
         if self.job is None:
             self.job = jobs.create(self.collection, self._sources)
         jobs.add(self.job, records)
+
+    def _supersede(self) -> None:
+        if self.job and self._whole:
+            self.superseded += jobs.supersede(self.job)
 
     def _tell(self, job: Job) -> None:
         for problem in self.report.problems[self._told:]:
@@ -118,8 +127,8 @@ class Following:
         self.watcher.progress(self.report)
         if self.report.done != before:
             self._moved = time.monotonic()
-        if job.error and job.state == Job.State.RUNNING:
-            self._once(f"Waiting: {job.error}")
+        if job.state == Job.State.RUNNING and (told := jobs.told(job)):
+            self._once(told if told == jobs.DIED else f"Waiting: {told}")
         elif not self.client and time.monotonic() - self._moved > UNTAKEN_SECONDS and not jobs.chunks(job)["running"]:
             self._once(f"No bulk worker takes a chunk. Start one with the same MLXCEL_REDIS_URL and DATABASE_URL: {WORKER}")
         return job

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Count, DateTimeField, ExpressionWrapper, F, Q, QuerySet, Sum
 from django.db.models.functions import Now
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from inference.errors import Conflict, NotFound
@@ -40,9 +41,8 @@ RESEND, IDLE_RESEND = 60.0, 5.0      # seconds until the message of a waiting ch
 RESENT = 16                # messages sent again at a time
 READING = 60.0             # seconds a command may be silent while it adds chunks
 POSITION_CHARACTERS = 1200
-
-
-
+DIED = ("The command that read the sources ended before it had read all. What it had cut into chunks is embedded; run the same "
+        "command again for the rest.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,24 @@ def failed(job: Job, problem: Problem) -> None:
     Job.objects.filter(pk=job.pk).update(failed=F("failed") + 1)
 
 
+def supersede(job: Job) -> list[int]:
+    """Ends jobs of the same sources whose commands died while they read, as `job` reads them anew: what waits of them is in its chunks, or
+    will be. Returns their numbers."""
+    ended = []
+    dead = Job.objects.filter(collection=job.collection, sources=job.sources, state=Job.State.RUNNING, reading_until__lt=Now())
+    for old in dead.exclude(pk=job.pk).order_by("pk"):
+        with transaction.atomic():
+            _lock(old)
+            if dead.filter(pk=old.pk).update(
+                    state=Job.State.FAILED, finished_at=Now(),
+                    error=f"The command that read the sources ended before it had read all. Job {job.pk} reads them again."):
+                Chunk.objects.filter(job=old, state=Chunk.State.PENDING).delete()
+                ended.append(old.pk)
+    return ended
+
+
 def close(job: Job, report: Report) -> None:
-    """No more chunks will come."""
+    """No more chunks will come. A job that ends without it keeps `reading_until`: its sources were not read to the end."""
     with transaction.atomic():
         _lock(job)
         _running(job).update(reading_until=None, **_read(report))
@@ -114,6 +130,7 @@ def retry(job: Job) -> int:
     with transaction.atomic():
         _lock(job)
         count, _ = FailedDocument.objects.filter(pk__in=[row.pk for row in rows]).delete()
+        _read_no_more(job)
         Job.objects.filter(pk=job.pk).update(failed=F("failed") - count, state=Job.State.RUNNING, finished_at=None, error="")
     job.refresh_from_db()
     _add(job, _parts(record for row in rows for record in _unpack(row.document)))
@@ -127,6 +144,7 @@ def resume(job: Job) -> None:
     with transaction.atomic():
         _lock(job)
         left = Chunk.objects.filter(job=job).exclude(state=Chunk.State.DONE)
+        _read_no_more(job)
         if left.exists() or job.state == Job.State.RUNNING:
             Job.objects.filter(pk=job.pk).update(state=Job.State.RUNNING, finished_at=None, error="")
             left.filter(state=Chunk.State.PENDING).update(sent_at=None)
@@ -136,12 +154,12 @@ def resume(job: Job) -> None:
 
 def cancel(job: Job) -> bool:
     """Chunks that run are stored, no other one is begun. False: the job had ended."""
-    return bool(_running(job).update(state=Job.State.CANCELLED, finished_at=Now(), reading_until=None))
+    return bool(_running(job).update(state=Job.State.CANCELLED, finished_at=Now()))
 
 
 def fail(job: Job, message: str) -> None:
     """Stops a job that cannot go on. Its chunks wait for `resume`."""
-    _running(job).update(state=Job.State.FAILED, error=message, finished_at=Now(), reading_until=None)
+    _running(job).update(state=Job.State.FAILED, error=message, finished_at=Now())
 
 
 # --- working --------------------------------------------------------------------------------------------------------------------------
@@ -246,9 +264,7 @@ def settle() -> None:
                 _lock(job)
                 _finish(job)
         elif not left:
-            _running(job).filter(reading_until__lt=Now()).update(
-                state=Job.State.FAILED, reading_until=None, finished_at=Now(),
-                error="The command that read the sources ended before it had read all. Run it again: what is stored stays.")
+            _running(job).filter(reading_until__lt=Now()).update(state=Job.State.FAILED, finished_at=Now(), error=DIED)
 
 
 def send(*, idle: bool = False) -> None:
@@ -277,6 +293,17 @@ def _bury(chunk: Chunk) -> None:
 
 
 # --- looking --------------------------------------------------------------------------------------------------------------------------
+
+def reading(job: Job) -> bool:
+    """Whether its command reads the sources, as far as anyone knows."""
+    return job.state == Job.State.RUNNING and job.reading_until is not None and job.reading_until >= timezone.now()
+
+
+def told(job: Job) -> str:
+    """Why it stopped, or what it waits for."""
+    died = job.state == Job.State.RUNNING and job.reading_until is not None and not reading(job)
+    return job.error or (DIED if died else "")
+
 
 def report(job: Job) -> Report:
     """What is done so far. Read the job anew before."""
@@ -349,6 +376,11 @@ def _finish(job: Job) -> None:
 def _lock(job: Job) -> None:
     if not Job.objects.select_for_update().filter(pk=job.pk).exists():
         raise Lost
+
+
+def _read_no_more(job: Job) -> None:
+    """Of a job that had ended, no command reads the sources any more."""
+    Job.objects.filter(pk=job.pk).exclude(state=Job.State.RUNNING).exclude(reading_until=None).update(reading_until=_in(-1))
 
 
 def _running(job: Job) -> QuerySet[Job]:

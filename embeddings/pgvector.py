@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from numpy.typing import NDArray
 from psycopg import sql
 
-from . import index, vectors
+from . import copying, index, vectors
 from .index import Answers, Capability, ExactIndex, Ints, Stats
 from .models import Collection, Passage
 from .scoring import Block, View, best
@@ -127,8 +127,7 @@ class PgVectorIndex:
                 cursor.execute(sql.SQL("DELETE FROM {} t WHERE NOT EXISTS (SELECT FROM embeddings_passage p WHERE p.id = t.passage)")
                                .format(target))
             for block in index.passages_after(collection, _last(name), dims, vectors.SINGLE):
-                with cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(target)) as copy:
-                    copy.write(_binary(block))
+                copying.copy(sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(target), [_rows(block)], DEFAULT_DB_ALIAS)
                 added += len(block)
             if fresh:
                 cursor.execute(sql.SQL("SET LOCAL maintenance_work_mem = {}").format(sql.Literal(BUILD_MEMORY)))
@@ -208,7 +207,7 @@ def _drop(collection: Collection) -> None:
         cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table(collection))))
 
 
-def _binary(block: Block) -> bytes:
+def _rows(block: Block) -> bytes:
     """Rows as COPY takes them, all of one size: two bigints and a halfvec (dimensions, nothing, components), big-endian."""
     count, dims = block.vectors.shape
     row = np.dtype([("fields", ">i2"), ("n1", ">i4"), ("passage", ">i8"), ("n2", ">i4"), ("document", ">i8"), ("n3", ">i4"),
@@ -217,7 +216,7 @@ def _binary(block: Block) -> bytes:
     rows["fields"], rows["n1"], rows["n2"], rows["n3"], rows["dims"] = 3, 8, 8, 4 + 2 * dims, dims
     rows["passage"], rows["document"] = block.ids, block.documents
     rows["vector"] = block.vectors / np.maximum(block.norms, np.finfo(np.float32).tiny)[:, None]      # unit length: nothing overflows
-    return b"PGCOPY\n\xff\r\n\x00" + bytes(8) + rows.tobytes() + b"\xff\xff"
+    return rows.tobytes()
 
 
 def _text(query: NDArray[np.float32]) -> str:

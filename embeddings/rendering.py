@@ -77,7 +77,7 @@ def render_job(job: Job) -> dict[str, Any]:
     """Counts of documents; times in UTC, ISO 8601."""
     return {
         "id": job.pk, "object": "job", "collection": job.collection.name, "state": job.state, "sources": job.sources,
-        "error": job.error or None, "created_at": job.created_at.isoformat(),
+        "error": jobs.told(job) or None, "created_at": job.created_at.isoformat(),
         "finished_at": job.finished_at.isoformat() if job.finished_at else None,
         "documents": {name: getattr(job, name) for name in ("read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated")},
         "passages": job.passages, "tokens": job.tokens}
@@ -89,7 +89,7 @@ def render_job_in_full(job: Job) -> dict[str, Any]:
     body = render_job(job)
     body["documents"]["waiting"] = counts.pop("waiting")
     failures = job.failures.order_by("pk").values_list("external_id", "position", "message")[:SHOWN_FAILURES]
-    return {**body, "reading": job.reading_until is not None, "chunks": counts,
+    return {**body, "reading": jobs.reading(job), "chunks": counts,
             "failures": [{"id": id or None, "position": position, "message": message} for id, position, message in failures]}
 
 

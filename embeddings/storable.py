@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any, cast
 
 import orjson
@@ -28,6 +29,18 @@ def metadata(value: dict[str, Any]) -> dict[str, Any]:
         return cast(dict[str, Any], _clean(value))
     except RecursionError:
         raise ValueError("metadata is nested too deeply") from None
+
+
+def same(stored: Any, given: Any) -> bool:
+    """Whether metadata that comes from a database is what was given. PostgreSQL keeps the decimal digits of a number: those of
+    5.085048049152998e16 come back as a whole number, which is another one than the float."""
+    if stored == given:
+        return True
+    if isinstance(stored, dict) and isinstance(given, dict):
+        return stored.keys() == given.keys() and all(same(stored[key], value) for key, value in given.items())
+    if isinstance(stored, list) and isinstance(given, list):
+        return len(stored) == len(given) and all(map(same, stored, given))
+    return isinstance(stored, int) and isinstance(given, float) and stored == Decimal(repr(given))
 
 
 def _clean(value: Any, depth: int = 0) -> Any:

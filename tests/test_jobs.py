@@ -300,8 +300,61 @@ def test_a_command_that_died_while_reading_ends_its_job() -> None:
     work(job)
     jobs.settle()
     job = jobs.get(job.pk)
-    assert job.state == "failed" and "Run it again" in job.error
+    assert job.state == "failed" and "run the same command again" in job.error
     right(job, 1)
+
+
+def abandoned(collection: Collection, *ids: str) -> Job:
+    """A job whose command died after it had cut these documents."""
+    job = jobs.create(collection, ["memory"])
+    jobs.add(job, records({id: f"text of {id}" for id in ids}))
+    Job.objects.filter(pk=job.pk).update(reading_until=Now() - timedelta(seconds=1))
+    return jobs.get(job.pk)
+
+
+def test_the_same_sources_read_again_replace_a_job_whose_command_died() -> None:
+    collection = stored.collection()
+    old, other = abandoned(collection, "a", "b"), jobs.create(collection, ["memory"])
+    cutting = Cutting(collection, Quiet(), ["memory"])
+    job = cutting.run(records({id: f"text of {id}" for id in "abc"}))
+    assert job is not None and cutting.superseded == [old.pk]
+    old = jobs.get(old.pk)
+    assert old.state == "failed" and f"Job {job.pk} reads them again" in old.error and not jobs.chunks(old)["waiting"]
+    assert jobs.reading(jobs.get(other.pk)), "another one that reads them now is left alone"
+    right(work(job), 3)
+    jobs.resume(old)
+    assert jobs.get(old.pk).state == "failed"
+
+
+def test_other_sources_leave_it_to_be_finished() -> None:
+    collection = stored.collection()
+    old = abandoned(collection, "a")
+    for cutting in (Cutting(collection, Quiet(), ["others"]), Cutting(collection, Quiet(), ["memory"], whole=False)):
+        cutting.run(records({"b": "x"}))
+        assert not cutting.superseded and jobs.get(old.pk).state == "running"
+
+
+def test_one_that_was_cancelled_while_it_was_read_is_never_called_complete() -> None:
+    job = abandoned(stored.collection(), "a")
+    assert jobs.cancel(job)
+    jobs.resume(job)
+    work(job)
+    jobs.settle()
+    job = jobs.get(job.pk)
+    assert (job.state, job.error, job.embedded) == ("failed", jobs.DIED, 1)
+
+
+def test_what_a_dead_command_left_is_told_everywhere(admin_client: Client, command: Callable[..., Any]) -> None:
+    job = abandoned(stored.collection(), "a")
+    page = admin_client.get(reverse("admin:embeddings_job_change", args=[job.pk])).content.decode()
+    assert "ended before it had read all of the sources" in page and "run the same command again" in page
+    assert "run the same command again" in admin_client.get(reverse("admin:embeddings_job_changelist")).content.decode()
+    shown = command("list_jobs", str(job.pk))[1]
+    assert (shown["state"], shown["reading"], shown["error"]) == ("running", False, jobs.DIED)
+    for _ in range(2):
+        code, report, err = command("embed_corpus", "--resume", str(job.pk))
+        assert (code, report["embedded"]) == (1, 1) and "run the same command again" in err and "--resume" not in err
+    assert command("list_jobs", str(job.pk))[1]["state"] == "failed"
 
 
 def test_a_job_that_was_cancelled_takes_no_more_chunks() -> None:

@@ -1,6 +1,7 @@
 """Vectors go through bytes unchanged, and nothing that is not a vector goes in or comes out."""
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -28,6 +29,25 @@ def test_half_precision_and_strided_input_survive(array: np.ndarray, flipped: bo
     array = array[:, ::-1] if flipped else array.T
     stored = vectors.encode(array, vectors.MULTI)
     assert np.array_equal(vectors.decode(stored.data, stored.rows, stored.dims, stored.dtype), array)
+
+
+@given(st.lists(SHAPES.flatmap(lambda shape: arrays.arrays(np.float32, shape, elements=FLOATS)), max_size=5),
+       st.sampled_from(vectors.DTYPES), st.booleans())
+def test_many_are_encoded_as_each_is(several: list[np.ndarray], dtype: str, alike: bool) -> None:
+    several = [np.atleast_2d(array)[:, :1] for array in several] if alike else several
+    try:
+        each = [vectors.encode(array, dtype) for array in several]
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            vectors.encode_many(several, dtype)
+    else:
+        assert vectors.encode_many(several, dtype) == each
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((0, 3)), np.zeros((1, 2, 3)), np.array([[1, np.inf, 1]])])
+def test_of_many_one_that_is_none_is_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"shape|not finite"):
+        vectors.encode_many([np.ones((1, 3)), wrong])
 
 
 def test_the_decoder_of_the_docs() -> None:

@@ -14,19 +14,28 @@ from .base import ReadOnlyAdmin
 
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin[Job]):
-    list_display = ["number", "collection", "state", "read", "embedded", "failed", "error", "created_at", "finished_at"]
+    list_display = ["number", "collection", "state", "read", "embedded", "failed", "told", "created_at", "finished_at"]
     list_filter = ["state", "collection"]
     list_select_related = ["collection"]
     ordering = ["-pk"]
     sortable_by = ()
     actions = ["cancel"]
     fields: ClassVar[tuple[str, ...]] = (
-        "collection", "state", "error", "sources", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
+        "collection", "state", "told", "sources", "reading", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
         "passages", "tokens", "chunks", "created_at", "finished_at")
 
     @admin.display(description="job")
     def number(self, job: Job) -> int:
         return job.pk
+
+    @admin.display(description="error", empty_value="")
+    def told(self, job: Job) -> str:
+        return jobs.told(job)
+
+    @admin.display(description="command")
+    def reading(self, job: Job) -> str:
+        return ("has read all of the sources" if job.reading_until is None else "reads the sources" if jobs.reading(job)
+                else "ended before it had read all of the sources")
 
     @admin.display
     def chunks(self, job: Job) -> str:

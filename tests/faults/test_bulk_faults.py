@@ -1,7 +1,9 @@
 """Bulk jobs while processes are killed and restarted: no document is lost, stored twice or stored with another one's vector."""
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import random
 import signal
 import statistics
@@ -203,6 +205,31 @@ def test_a_document_that_kills_the_model_worker(server: Postgres, tmp_path: Path
         client.close()
         model.kill()
         site.close()
+
+
+def test_a_command_killed_while_it_reads_its_sources(site: Site) -> None:
+    """What it had cut is embedded; the job ends by itself, and the same command again completes it."""
+    rows = "".join(json.dumps({"_id": f"d{i}", "text": f"text number {i} " + "of many " * 40}) + "\n" for i in range(DOCUMENTS)).encode()
+    source = site.folder / "corpus.jsonl.gz"
+    os.mkfifo(source)      # a disk from which nothing comes any more before the end of the file
+    command = site.embed(source, "--model", "fake-8")
+    with source.open("wb", buffering=0) as pipe:
+        pipe.write(gzip.compress(rows, 0)[:-1000])
+        wait_until(lambda: site.one("SELECT coalesce(sum(count), 0) FROM embeddings_chunk") >= 512, 60)
+        command.kill()
+        command.wait(30)
+    assert site.query("SELECT state, reading_until IS NULL FROM embeddings_job") == [("running", False)]
+    source.unlink()
+    source.write_bytes(gzip.compress(rows))
+    site.query("UPDATE embeddings_job SET reading_until = now() RETURNING id")      # a minute passes
+    shown = site.ended(site.manage("list_jobs", "1", "--json"))
+    assert (shown["state"], shown["reading"]) == ("running", False) and "run the same command again" in shown["error"]
+    command = site.embed(source, "--model", "fake-8")
+    wait_until(lambda: site.query("SELECT state FROM embeddings_job WHERE id = 1") == [("failed",)], 60)
+    site.worker()
+    report = site.ended(command)
+    assert (report["exit_code"], report["embedded"]) == (0, DOCUMENTS) and "Job 1 is replaced" in report["stderr"], report
+    site.right(DOCUMENTS)
 
 
 def test_cancel_and_resume(site: Site) -> None:

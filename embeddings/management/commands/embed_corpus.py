@@ -163,7 +163,8 @@ class Command(CorpusCommand):
              records: Iterable[sources.Record | sources.Problem], total: int | None, o: dict[str, Any]) -> None:
         display = self._display(total)
         if o["workers"] == "celery" and not o["dry_run"]:
-            return self._job(Cutting(collection, display, o["source"], options=options), records, display, total, o)
+            whole = not o["limit"] and "-" not in o["source"]
+            return self._job(Cutting(collection, display, o["source"], options=options, whole=whole), records, display, total, o)
         bulk = Bulk(collection, client, spec, display, options=options, dry_run=o["dry_run"])
 
         def work() -> None:
@@ -181,6 +182,8 @@ class Command(CorpusCommand):
             with display:
                 cutting.run(records)
         stopped, code = _attempt(cut)
+        for old in cutting.superseded:
+            self.say(f"Job {old} is replaced: its command had ended before it had read all of these sources.")
         if stopped:
             told = f"Job {cutting.job.pk} was cancelled; what is stored stays. " if cutting.job else ""
             return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}{_go_on(code)}", o)
@@ -217,7 +220,11 @@ class Command(CorpusCommand):
                        f"Stop it: manage.py cancel_job {job.pk}.")
         elif job.state in (Job.State.FAILED, Job.State.CANCELLED):
             said = job.error if job.state == Job.State.FAILED else "The job was cancelled."
-            stopped, code = f"{said} What is stored stays. Go on: manage.py embed_corpus --resume {job.pk}.", FAILED
+            if jobs.chunks(job)["waiting"]:
+                go_on = f"Go on: manage.py embed_corpus --resume {job.pk}."
+            else:
+                go_on = "" if job.error == jobs.DIED else "Nothing of it is left to resume: run the command that made it again."
+            stopped, code = f"{said} What is stored stays. {go_on}".rstrip(), FAILED
         elif report.failed and not code:
             self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
         if cutting:

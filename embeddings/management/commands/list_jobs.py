@@ -20,6 +20,7 @@ class Command(CorpusCommand):
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *args: Any, **o: Any) -> None:
+        jobs.settle()
         if o["job"]:
             shown = render_job_in_full(jobs.get(o["job"]))
             if o["json"]:
