@@ -254,7 +254,7 @@ def test_several_web_processes_share_a_port(var: Path, tmp_path: Path) -> None:
             client = client_of(broker.url)
             worker.wait_ready(client)
             client.close()
-            with serving(var, "--web-processes", "2", MLXCEL_REDIS_URL=broker.url) as server:
+            with serving(var, MLXCEL_REDIS_URL=broker.url) as server:
                 wait_until(lambda: len(children(server.process.pid)) == 2, 30)
                 for i in range(40):                       # a connection each: the system deals them out
                     assert httpx.post(f"{server.url}/v1/embeddings", json={"input": f"text {i}"}).status_code == 200

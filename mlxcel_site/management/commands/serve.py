@@ -23,6 +23,7 @@ from inference.errors import ConfigError
 from mlxcel_site.auth import load_keys
 from mlxcel_site.serving import SAID, STOP_SECONDS
 
+WEB_PROCESSES = 2      # one takes about 1.5 ms of Python a request, and Python runs on one CPU
 USAGE = 2      # exit code of wrong usage or configuration
 SETTINGS = {     # what options set, where they are given
     "api_key_file": "MLXCEL_API_KEY_FILE", "api_prefix": "MLXCEL_API_PREFIX", "mode": "MLXCEL_MODE", "pooling": "MLXCEL_EMBEDDING_POOLING",
@@ -72,8 +73,8 @@ class Command(BaseCommand):
         parser.add_argument("--threads", type=int, metavar="N", help="worker threads of the host backend (number of CPUs)")
         parser.add_argument("--web-threads", type=int, metavar="N",
                             help="requests a web process handles at a time, waiting ones included (queue depth + 16)")
-        parser.add_argument("--web-processes", type=int, default=1, metavar="N",
-                            help="web processes that share the port (1); more than one needs model workers (MLXCEL_REDIS_URL)")
+        parser.add_argument("--web-processes", type=int, metavar="N",
+                            help="web processes that share the port (2 where models run in model workers, else 1, which holds them)")
         parser.add_argument("--download", action="store_true", help="fetch models that are not on this machine from the Hugging Face hub")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -89,6 +90,8 @@ class Command(BaseCommand):
             raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. "
                                "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key", returncode=USAGE)
         processes = options["web_processes"]
+        if processes is None:
+            processes = min(WEB_PROCESSES, os.cpu_count() or 1) if models.transport == LANE else 1
         if processes < 1:
             raise CommandError(f"--web-processes {processes}: expected 1 or more", returncode=USAGE)
         if processes > 1 and models.transport != LANE:

@@ -38,7 +38,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; any but this machine's own needs a key)")
         parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080)")
-        parser.add_argument("--web-processes", type=int, default=1, metavar="N", help="web processes that share the port (1)")
+        parser.add_argument("--web-processes", type=int, metavar="N", help="web processes that share the port (2)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -61,7 +61,7 @@ class Command(BaseCommand):
                 return
             workers.append(self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE))
             web = self._start(running, "web", "manage.py", "serve", "--host", options["host"], "--port", str(options["port"]),
-                              "--web-processes", str(options["web_processes"]),
+                              *(("--web-processes", str(options["web_processes"])) if options["web_processes"] else ()),
                               MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
             while not stop.wait(0.2):
                 self._guard.keep_alive()
