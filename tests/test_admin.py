@@ -466,8 +466,7 @@ def test_the_id_search_uses_the_index(collection: Collection, rf: Any, admin_use
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL enable_seqscan = off")      # a table of no rows is read whole
-        assert "one_document_per_external_id" in (plan := found.explain()), plan
-        assert "~>=~" in plan, plan
+        assert "one_document_per_external_id" in (plan := found.explain()) and ">= 'abc'" in plan, plan
     else:
         plan = found.explain()
         assert "one_document_per_external_id" in plan or "external_id>?" in plan, plan
