@@ -13,12 +13,13 @@ from typing import Any
 import orjson
 import structlog
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.views import defaults
 from rest_framework import exceptions as rest
 
-from inference.errors import InvalidRequest, NotFound, ServiceError, TooLarge, Unauthorized
+from inference.errors import Busy, InvalidRequest, NotFound, ServiceError, TooLarge, Unauthorized
 
 from .metrics import ERRORS
 
@@ -67,6 +68,9 @@ def respond_to(error: Exception) -> HttpResponse:
             if error.status == 500:
                 log.error("request_failed", error=str(error), exc_info=error.__cause__)
             return respond(error)
+        case OperationalError() | InterfaceError():
+            log.error("database_unavailable", error=str(error).strip().partition("\n")[0])
+            return respond(Busy("The database cannot be used at the moment. Please try again later."))
         case RequestDataTooBig():
             return respond(TooLarge("Request body too large."))
         case DisallowedHost():

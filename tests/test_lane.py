@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from inference.wire import EmbedJob, RerankJob
 from inference.worker import HELD, Worker, pinned
 from tests.engines import EngineClient
 from tests.fakes import RERANKER, SPEC, FakeClient
-from tests.lanes import RedisServer, client_of, wait_until
+from tests.lanes import RedisServer, client_of, redis_server, wait_until
 
 ADDRESS = Address("embedding", "fake-8")
 JOB = pack_job(EmbedJob(("a",)))
@@ -427,6 +428,21 @@ def test_an_answer_arrives_though_the_connection_broke(broker: RedisServer, clie
         caller.join(5)
         assert told == ["ok"]
     assert broker.remains() == []
+
+
+def test_a_request_waits_only_so_long_for_a_redis_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.transports.lane.AWAY_SECONDS", 1.0)
+    with redis_server(tmp_path) as broker, working(broker, forward=3.0):
+        client = client_of(broker.url)
+        told: list[str] = []
+        caller = threading.Thread(target=lambda: told.append(outcome(lambda: embed(client))))
+        caller.start()
+        time.sleep(0.8)
+        broker.stop()
+        caller.join(4)
+        assert told == ["Unreachable"]
+        broker.start()
+        client.close()
 
 
 def test_a_redis_that_has_forgotten_the_scripts_is_told_them_again(broker: RedisServer, client: LaneClient) -> None:

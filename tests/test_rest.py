@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
+from django.db import InterfaceError, OperationalError
 from django.test import Client, override_settings
 from django.urls import get_resolver, resolve
 from hypothesis import HealthCheck, given, settings
@@ -211,6 +212,17 @@ def test_an_unforeseen_error_is_logged_and_not_told(http: Client, served: FakeCl
     assert envelope(response, 500)["type"] == "server_error" and b"secret" not in response.content
     (record,) = [record for record in caplog.records if record.name == "mlxcel_site.errors"]
     assert "the secret of the house" in str(record.msg) and response["x-request-id"] in str(record.msg)
+
+
+@pytest.mark.parametrize("error", (OperationalError("the connection is lost"), InterfaceError("connection already closed")))
+def test_a_database_that_is_away_is_a_503(http: Client, served: FakeClient, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def get(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("embeddings.corpus.get", get)
+    response = http.post("/collections/papers/search", {"query": "a"}, content_type="application/json")
+    assert envelope(response, 503)["type"] == "server_busy" and response["Retry-After"]
+    assert b"connection" not in response.content
 
 
 def test_no_model(http: Client, served: FakeClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,3 +71,14 @@ def test_what_cannot_work_is_said(tmp_path: Path, settings: dict[str, str], says
     with up(tmp_path, **settings) as (process, _, log):
         assert process.wait(60) != 0
         assert says in log.read_text() and "Traceback" not in log.read_text(), log.read_text()
+
+
+def test_what_would_not_start_is_told_before_anything_does(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for arguments, told in ((("--host", "0.0.0.0"), "refusing to listen on 0.0.0.0 without an API key"),
+                                (("--port", str(taken.getsockname()[1])), "cannot listen on 127.0.0.1 port")):
+            done = subprocess.run([sys.executable, "manage.py", "up", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30,
+                                  env=environment(tmp_path / "var", MLXCEL_TRANSPORT=ENGINE, MLXCEL_EMBEDDING_MODEL="fake-8"))
+            assert done.returncode == 2 and told in done.stderr and "redis" not in done.stdout, (done.stdout, done.stderr)

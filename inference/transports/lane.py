@@ -16,6 +16,7 @@ from ..wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, Rera
 
 SNAPSHOT_SECONDS = 0.5
 LOST_SECONDS = 2.5         # how long a request may be in no list and in no heartbeat: whoever took it says so in the next one
+AWAY_SECONDS = 10.0        # how long a request waits for a Redis that went away while it was in it
 ROOM_SECONDS = 0.05        # between two tries of bulk work to get into a full list
 
 WHAT: dict[Kind, str] = {"embedding": "Embedding", "reranker": "Rerank"}
@@ -175,9 +176,11 @@ class LaneClient:
     def _wait(self, address: Address, lane: Lane, ticket: Ticket, until: float, interrupted: bool) -> bytes:
         """The reply, which did not come within the first slice. Else what became of the request, by the list and the heartbeats."""
         held, seen = False, time.monotonic() - (0 if interrupted else SLICE_SECONDS)
+        heard = time.monotonic()
         while (left := until - time.monotonic()) > 0:
             try:
                 holder, alive, waits = self._broker.look(address, lane, ticket)
+                heard = time.monotonic()
                 if waits and self._closing and self._broker.withdraw(address, lane, ticket):
                     raise Busy(STOPPING)
                 if holder or (waits and alive):
@@ -195,6 +198,8 @@ class LaneClient:
                     return reply
             except Unreachable:
                 held, interrupted, seen = False, True, time.monotonic()              # a Redis that comes back knows of no heartbeat yet
+                if seen - heard > AWAY_SECONDS:
+                    raise
                 time.sleep(min(SLICE_SECONDS, max(until - time.monotonic(), 0)))
         raise TimedOut(f"{WHAT[address.kind]} request timed out. Please try again later.")
 

@@ -65,6 +65,16 @@ def test_up_killed(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("mlxcel-*")), "the folder of its Redis is gone"
 
 
+def test_whatever_dies_is_started_again(tmp_path: Path) -> None:
+    with up(tmp_path) as (process, url, log):
+        for name in ("app", "web", "redis", "bulk"):
+            family = running(tmp_path, process, url, log)
+            family[name].kill()
+            wait_until(lambda family=family, name=name: (found := started(process)).keys() == family.keys()
+                       and found[name].pid != family[name].pid and embeds(url), 60, log.read_text)
+        assert process.poll() is None
+
+
 def test_up_killed_with_a_worker_that_does_not_stop(tmp_path: Path) -> None:
     with up(tmp_path) as (process, url, log):
         family = running(tmp_path, process, url, log)

@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections
 from embeddings import tables
 from inference.config import LANE, Settings, describe
 from inference.errors import ConfigError
-from mlxcel_site.auth import load_keys
+from mlxcel_site.auth import ApiKeys, load_keys
 from mlxcel_site.serving import SAID, STOP_SECONDS
 
 WEB_PROCESSES = 2      # one takes about 1.5 ms of Python a request, and Python runs on one CPU
@@ -84,11 +84,8 @@ class Command(BaseCommand):
         except ConfigError as error:
             raise CommandError(str(error), returncode=USAGE) from None
         host, port = options["host"], options["port"]
-        if not 1 <= port <= 65535:
-            raise CommandError(f"cannot listen on port {port}: expected 1 to 65535", returncode=USAGE)
-        if not _is_local(host) and not keys and not options["insecure_no_key"]:
-            raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. "
-                               "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key", returncode=USAGE)
+        if not options["insecure_no_key"]:
+            refuse_openness(host, keys, "Give --api-key-file or set MLXCEL_API_KEYS; or say --insecure-no-key")
         processes = options["web_processes"]
         if processes is None:
             processes = min(WEB_PROCESSES, os.cpu_count() or 1) if models.transport == LANE else 1
@@ -98,7 +95,7 @@ class Command(BaseCommand):
             raise CommandError(f"--web-processes {processes}: every web process would load its own copy of each model. Run model workers "
                                "(MLXCEL_REDIS_URL), or one web process, whose threads share the model",
                                returncode=USAGE)
-        address = _claim(host, port)
+        address = claim(host, port)
         from mlxcel_site.checks import check_model_settings
 
         if problems := [problem for problem in check_model_settings(None) if isinstance(problem, Error)]:
@@ -142,6 +139,12 @@ def _to_environment(options: dict[str, Any]) -> None:
     os.environ |= {name: "1" for option, name in SWITCHES.items() if options[option]}
 
 
+def refuse_openness(host: str, keys: ApiKeys, advice: str) -> None:
+    if not _is_local(host) and not keys:
+        raise CommandError(f"refusing to listen on {host} without an API key: anyone who reaches this machine could use it. {advice}",
+                           returncode=USAGE)
+
+
 def _is_local(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -149,9 +152,11 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _claim(host: str, port: int) -> str:
+def claim(host: str, port: int) -> str:
     """The numeric address of `host`, free to listen on. Fails where granian would not: it shares ports, so a second server would take
     half of the first one's requests."""
+    if not 1 <= port <= 65535:
+        raise CommandError(f"cannot listen on port {port}: expected 1 to 65535", returncode=USAGE)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from inference.client import connect
 from inference.config import LANE, Settings
 from inference.errors import ConfigError, ServiceError
 from mlxcel_site import guardian
+from mlxcel_site.auth import load_keys
+from mlxcel_site.management.commands.serve import USAGE, claim, refuse_openness
 
 LONGEST_PAUSE = 30.0       # between two starts of a worker that keeps ending
 WORKER = ("worker", "-P", "threads", "-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat")
@@ -32,7 +35,7 @@ COLOURS = (36, 33, 32, 35, 34)
 
 class Command(BaseCommand):
     help = ("Start Redis (unless MLXCEL_REDIS_URL names one), a worker process for each configured model, a bulk worker and the web, "
-            "and stop them all with Ctrl-C. A worker that ends is started again.")
+            "and stop them all with Ctrl-C. What ends is started again.")
     requires_system_checks = []      # `serve` runs them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,32 +46,38 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             settings = Settings.from_env()
+            keys = load_keys(os.environ.get("MLXCEL_API_KEYS", ""), os.environ.get("MLXCEL_API_KEY_FILE", ""))
         except ConfigError as error:
-            raise CommandError(str(error), returncode=2) from None
+            raise CommandError(str(error), returncode=USAGE) from None
+        host, port = options["host"], options["port"]
+        refuse_openness(host, keys, "Set MLXCEL_API_KEYS or MLXCEL_API_KEY_FILE")      # now, not when the models are loaded
+        claim(host, port)
         models = [*settings.embedding_models, *settings.reranker_models]
         if not models:
-            raise CommandError("no model is configured: set MLXCEL_EMBEDDING_MODEL or MLXCEL_RERANKER_MODEL", returncode=2)
+            raise CommandError("no model is configured: set MLXCEL_EMBEDDING_MODEL or MLXCEL_RERANKER_MODEL", returncode=USAGE)
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
+        self._kept: list[Role] = []                      # the Redis of this run
         with ExitStack() as running:
             self._guard = running.enter_context(Guardian(len(models) + 2 + (not settings.redis_url)))
             url = settings.redis_url or self._redis(running)
-            workers = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
+            roles = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
                                    MLXCEL_REDIS_URL=url, MLXCEL_WORKER_MODEL=model) for model in models]
-            self._wait_ready(workers, url, stop)
+            self._wait_ready(roles, url, stop)
             if stop.is_set():
                 return
-            workers.append(self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE))
-            web = self._start(running, "web", "manage.py", "serve", "--host", options["host"], "--port", str(options["port"]),
+            roles.append(self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE))
+            web = self._start(running, "web", "manage.py", "serve", "--host", host, "--port", str(port),
                               *(("--web-processes", str(options["web_processes"])) if options["web_processes"] else ()),
                               MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
+            self._wait_listening(web, host, port, stop)
+            if not settings.redis_url:
+                self.stdout.write(f"\nFor commands such as embed_corpus --workers celery:\n  export MLXCEL_REDIS_URL={url}\n")
             while not stop.wait(0.2):
                 self._guard.keep_alive()
-                for worker in workers:
-                    worker.keep_alive()
-                if (status := web.process.poll()) is not None:
-                    raise CommandError("the web server ended", returncode=status or 1)
+                for role in (*self._kept, *roles, web):
+                    role.keep_alive()
             self.stdout.write("Stopping ...")
 
     def _start(self, running: ExitStack, name: str, *command: str, **environment: str) -> Role:
@@ -87,6 +96,7 @@ class Command(BaseCommand):
         role = Role("redis", (program, "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--save", "", "--dir", folder,
                               "--logfile", str(log)), {}, self.stdout, self._guard)
         running.callback(role.stop)
+        self._kept.append(role)
         for _ in range(200):
             if path.exists():
                 return f"unix://{path}"
@@ -94,6 +104,14 @@ class Command(BaseCommand):
                 break
             time.sleep(0.05)
         raise CommandError(f"redis-server did not start: {log.read_text() if log.exists() else ''}")
+
+    def _wait_listening(self, web: Role, host: str, port: int, stop: threading.Event) -> None:
+        """A web that ends before it ever listened has something to say about the configuration."""
+        while not stop.wait(0.2):
+            if (status := web.process.poll()) is not None:
+                raise CommandError("the web server ended", returncode=status or 1)
+            with suppress(OSError), socket.create_connection((host, port), 1):
+                return
 
     def _wait_ready(self, workers: list[Role], url: str, stop: threading.Event) -> None:
         """Until every model is served. A worker that ends before it ever served has something to say about the configuration."""
