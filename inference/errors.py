@@ -9,7 +9,8 @@
     ├── TooLarge                      413  invalid_request_error
     ├── NotLoaded                     501  not_implemented
     ├── Busy                          503  server_busy
-    │   └── Loading                   503  server_busy
+    │   ├── Loading                   503  server_busy
+    │   └── Away                      503  server_busy       Redis cannot be reached or refuses
     ├── TimedOut                      504  server_timeout
     ├── InferenceFailed               500  server_error
     │   └── InvalidNumericResult      500  server_error
@@ -31,6 +32,7 @@ class ServiceError(Exception):
     code: str | None = None
     retry_after: ClassVar[int | None] = None       # seconds, sent as `Retry-After`
     should_retry: ClassVar[bool | None] = None     # sent as `x-should-retry`; None leaves the client's own rule
+    told: ClassVar[str | None] = None              # what callers over HTTP get in place of a message that is for operators
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -83,6 +85,10 @@ class Busy(ServiceError):
 
 class Loading(Busy):
     pass
+
+
+class Away(Busy):
+    told = "The models cannot be reached at the moment. Please try again later."
 
 
 class TimedOut(ServiceError):

@@ -36,7 +36,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from . import messages
-from .errors import Busy, ConfigError
+from .errors import Away, ConfigError
 from .wire import Kind, Lane, ModelSpec, State
 
 INDEX = "m:index"
@@ -250,7 +250,7 @@ class Ticket:
 
 
 class Broker:
-    """The commands of both sides over one Redis. Raises Busy where Redis does not answer or cannot take it."""
+    """The commands of both sides over one Redis. Raises Away where Redis does not answer or cannot take it."""
 
     def __init__(self, url: str) -> None:
         # One attempt each: an admission that is repeated blindly could run twice. A connection that Redis closed while it lay in the pool
@@ -263,7 +263,7 @@ class Broker:
                          for script in (ADMIT, TAKE, WITHDRAW, LOOK, SNAPSHOT, BEAT, REFUSE, RETIRE)}
 
     def check(self) -> None:
-        """Raises ConfigError where this Redis cannot do, Busy where it does not answer."""
+        """Raises ConfigError where this Redis cannot do, Away where it does not answer."""
         version = self._do(lambda: self.redis.info("server"))["redis_version"]
         if int(version.partition(".")[0]) < LEAST_VERSION:
             raise ConfigError(f"Redis at {self.shown} has version {version}; {LEAST_VERSION} or newer is needed", param="MLXCEL_REDIS_URL")
@@ -391,10 +391,10 @@ class Broker:
         except redis.ResponseError as error:
             if not isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError) and not str(error).startswith(REFUSALS):
                 raise
-            raise Busy(f"Redis at {self.shown} refuses: {error}") from error
+            raise Away(f"Redis at {self.shown} refuses: {error}") from error
 
 
-class Unreachable(Busy):
+class Unreachable(Away):
     """Redis does not answer, or the connection broke."""
 
 

@@ -49,7 +49,7 @@ def respond(error: ServiceError) -> HttpResponse:
         headers["x-should-retry"] = str(error.should_retry).lower()
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _answer(error.status, error.message, error.type, param=error.param, code=error.code, headers=headers)
+    return _answer(error.status, error.told or error.message, error.type, param=error.param, code=error.code, headers=headers)
 
 
 def _answer(status: int, message: str, type: str, *, param: str | None = None, code: str | None = None,
@@ -67,6 +67,8 @@ def respond_to(error: Exception) -> HttpResponse:
         case ServiceError():
             if error.status == 500:
                 log.error("request_failed", error=str(error), exc_info=error.__cause__)
+            elif error.told:
+                log.warning("request_failed", error=str(error))
             return respond(error)
         case OperationalError() | InterfaceError():
             log.error("database_unavailable", error=str(error).strip().partition("\n")[0])

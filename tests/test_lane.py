@@ -506,7 +506,7 @@ def test_callers_do_not_queue_behind_a_redis_that_does_not_answer(monkeypatch: p
 
     monkeypatch.setattr(client._broker, "snapshot", hang)
     started = time.monotonic()
-    assert together(20, lambda i: embed(client, str(i))) == {"Busy": 20}
+    assert together(20, lambda i: embed(client, str(i))) == {"Away": 20}
     assert time.monotonic() - started < 2
 
 

@@ -27,6 +27,7 @@ from embeddings.models import Collection, VectorSpace
 from embeddings.search import Hit, SearchResult
 from inference.client import get_client
 from inference.errors import (
+    Away,
     Busy,
     Conflict,
     InferenceFailed,
@@ -223,6 +224,14 @@ def test_a_database_that_is_away_is_a_503(http: Client, served: FakeClient, monk
     response = http.post("/collections/papers/search", {"query": "a"}, content_type="application/json")
     assert envelope(response, 503)["type"] == "server_busy" and response["Retry-After"]
     assert b"connection" not in response.content
+
+
+def test_where_redis_is_and_why_it_refuses_is_for_the_log(http: Client, served: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    served.fail = Away("Redis at 10.0.0.5:6379/0 cannot be reached: refused")
+    with caplog.at_level(logging.WARNING):
+        response = post(http, {"input": "a"})
+    assert envelope(response, 503)["message"] == "The models cannot be reached at the moment. Please try again later."
+    assert any("10.0.0.5" in str(record.msg) for record in caplog.records) and response["Retry-After"]
 
 
 def test_no_model(http: Client, served: FakeClient) -> None:

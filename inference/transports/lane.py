@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..config import Settings, unserved
-from ..errors import Busy, ConfigError, InferenceFailed, Loading, NotLoaded, TimedOut, wrong_model
+from ..errors import Away, Busy, ConfigError, InferenceFailed, Loading, NotLoaded, TimedOut, wrong_model
 from ..lane import SLICE_SECONDS, STOPPING, Address, Broker, Interrupted, Registered, Ticket, Unreachable
 from ..messages import Job, Result, pack_job, unpack_reply
 from ..wire import EmbedJob, EmbedResult, Kind, Lane, ModelSpec, RerankJob, RerankResult, Span, SplitJob, State
@@ -93,7 +93,7 @@ class LaneClient:
                     self._away = error.message
                 self._read_at = time.monotonic()
             if self._away:
-                raise Busy(self._away)
+                raise Away(self._away)
             return self._known
 
     def _position(self, known: Registered) -> int:
