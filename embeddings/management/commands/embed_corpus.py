@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
 from embeddings import corpus, jobs, sources, spaces, tables
-from embeddings.bulk import Bulk, Report
+from embeddings.bulk import Bulk, Report, Sifting
 from embeddings.counted import counted
 from embeddings.following import WORKER, Cutting, Following
 from embeddings.index import get_index
@@ -172,7 +172,9 @@ class Command(CorpusCommand):
                 bulk.run(records)
                 self._prune(collection, bulk.report, bulk.ids, o)
         stopped, code = _attempt(work)
-        if stopped:
+        if not stopped and self._would_empty(bulk, o):
+            stopped, code = _kept(bulk), USAGE
+        elif stopped:
             stopped += f" What this run stored stays: {counted(bulk.report.embedded, 'document')}. {_go_on(code)}"
         self._end(collection, bulk.report, code, stopped, o)
 
@@ -187,6 +189,8 @@ class Command(CorpusCommand):
         if stopped:
             told = f"Job {cutting.job.pk} was cancelled; what is stored stays. " if cutting.job else ""
             return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}{_go_on(code)}", o)
+        if self._would_empty(cutting, o):
+            return self._end(cutting.collection, cutting.report, USAGE, _kept(cutting), o, cutting.job)
         if cutting.job is None:
             return self._end(cutting.collection, cutting.report, code, None, o)
         self.say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
@@ -234,8 +238,12 @@ class Command(CorpusCommand):
                 self._prune(job.collection, report, cutting.ids, o)
         self._end(job.collection, report, code, stopped, o, job)
 
+    def _would_empty(self, sifting: Sifting, o: dict[str, Any]) -> bool:
+        """Whether --prune would remove all there is, for want of documents in the sources: an export that failed looks the same."""
+        return bool(o["prune"] and sifting.collection.pk is not None and not sifting.ids and not sifting.report.unreadable)
+
     def _prune(self, collection: Collection, report: Report, ids: set[str], o: dict[str, Any]) -> None:
-        if o["prune"] and not report.unreadable:
+        if o["prune"] and ids and not report.unreadable:
             report.pruned = corpus.prune(collection, ids, dry_run=o["dry_run"])
 
     def _display(self, total: int | None) -> Interruptible:
@@ -299,6 +307,12 @@ def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
     except ServiceError as error:
         return str(error).rstrip(".") + ".", code_of(error)
     return None, 0
+
+
+def _kept(sifting: Sifting) -> str:
+    name = sifting.collection.name
+    return (f"The sources hold no documents{' but blank ones' if sifting.report.read else ''}, and --prune would remove all of collection "
+            f"{name}: nothing was removed. To empty it: manage.py delete_corpus {name}.")
 
 
 def _go_on(code: int) -> str:
