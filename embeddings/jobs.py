@@ -75,6 +75,12 @@ def newest(count: int) -> list[Job]:
     return list(Job.objects.select_related("collection").order_by("-pk")[:count])
 
 
+def unfinished(collection: Collection) -> list[Job]:
+    """Running jobs of a collection, saved or not, whose sources were read to their end, oldest first."""
+    settle()
+    return list(Job.objects.filter(collection=collection.pk, state=Job.State.RUNNING, reading_until=None).order_by("pk"))
+
+
 # --- making ---------------------------------------------------------------------------------------------------------------------------
 
 def create(collection: Collection, sources: Sequence[str]) -> Job:

@@ -453,6 +453,47 @@ def test_resume_and_retry_without_workers_do_the_work_here(command: Callable[...
     right(job, 40)
 
 
+@pytest.fixture
+def worked(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bulk workers do what a command waits for."""
+    settings.BULK_SENDER = "builtins.list"
+    monkeypatch.setattr(Following, "_work", lambda following: work(following.job) is not None)
+
+
+def lines(path: Path, count: int) -> str:
+    path.write_text("".join(json.dumps({"_id": f"d{i}", "text": f"text number {i}", "n": i + 1}) + "\n" for i in range(count)))
+    return str(path)
+
+
+@pytest.mark.usefixtures("worked")
+def test_a_job_whose_command_is_gone_is_waited_for_before_the_sources_are_read_again(
+        command: Callable[..., Any], tmp_path: Path) -> None:
+    job, source = cut(40), lines(tmp_path / "c.jsonl", 50)
+    code, report, err = command("embed_corpus", "tests", source, "--workers", "celery")
+    assert f"Job {job.pk} is still at work on this collection: 40 documents left; waiting for it first" in err
+    assert (code, report["unchanged"], report["embedded"]) == (0, 40, 10) and report["job"] != job.pk
+    assert jobs.get(job.pk).state == "completed"
+    assert "still at work" not in command("embed_corpus", "tests", source, "--workers", "celery")[2]
+
+
+@pytest.mark.usefixtures("worked")
+def test_a_dry_run_waits_for_no_job(command: Callable[..., Any], tmp_path: Path) -> None:
+    job, source = cut(40), lines(tmp_path / "c.jsonl", 50)
+    _, report, err = command("embed_corpus", "tests", source, "--workers", "celery", "--dry-run")
+    assert report["embedded"] == 50 and "waiting" not in err and jobs.get(job.pk).state == "running"
+
+
+def test_who_stops_waiting_for_an_earlier_job_leaves_it_running(
+        command: Callable[..., Any], tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: Following) -> bool:
+        raise KeyboardInterrupt
+    settings.BULK_SENDER = "builtins.list"
+    monkeypatch.setattr(Following, "_work", stop)
+    job = cut(40)
+    code, report, err = command("embed_corpus", "tests", lines(tmp_path / "c.jsonl", 50), "--workers", "celery")
+    assert (code, report["job"], Job.objects.get().state) == (130, job.pk, "running") and f"--resume {job.pk}" in report["stopped"], err
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (("embed_corpus",), "COLLECTION"), (("embed_corpus", "c"), "SOURCE"), (("embed_corpus", "--resume", "999"), "no job 999"),
     (("embed_corpus", "--resume", "x"), "no job x"), (("embed_corpus", "c", "f", "--resume", "1"), "stand alone"),

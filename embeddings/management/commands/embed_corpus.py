@@ -163,6 +163,7 @@ class Command(CorpusCommand):
              records: Iterable[sources.Record | sources.Problem], total: int | None, o: dict[str, Any]) -> None:
         display = self._display(total)
         if o["workers"] == "celery" and not o["dry_run"]:
+            self._wait(collection, o)
             whole = not o["limit"] and "-" not in o["source"]
             return self._job(Cutting(collection, display, o["source"], options=options, whole=whole), records, display, total, o)
         bulk = Bulk(collection, client, spec, display, options=options, dry_run=o["dry_run"])
@@ -177,6 +178,15 @@ class Command(CorpusCommand):
         elif stopped:
             stopped += f" What this run stored stays: {counted(bulk.report.embedded, 'document')}. {_go_on(code)}"
         self._end(collection, bulk.report, code, stopped, o)
+
+    def _wait(self, collection: Collection, o: dict[str, Any]) -> None:
+        """Until the jobs that hold documents of this collection have ended, so that these are stored, and unchanged, when they are read."""
+        for job in jobs.unfinished(collection):
+            left = counted(jobs.chunks(job)["waiting"], "document")
+            self.say(f"Job {job.pk} is still at work on this collection: {left} left; waiting for it first")
+            following, stopped, code = self._followed(job, job.read)
+            if stopped:
+                self._end(collection, following.report, code, stopped, o, following.job)
 
     def _job(self, cutting: Cutting, records: Iterable[sources.Record | sources.Problem], display: Interruptible, total: int | None,
              o: dict[str, Any]) -> None:
@@ -211,18 +221,9 @@ class Command(CorpusCommand):
             self._follow(job, job.read, o, client=client)
 
     def _follow(self, job: Job, total: int | None, o: dict[str, Any], cutting: Cutting | None = None, client: Any = None) -> None:
-        display = self._display(total)
-        following = Following(job, display, self.say, client)
-
-        def wait() -> None:
-            with display:
-                following.run()
-        stopped, code = _attempt(wait)
+        following, stopped, code = self._followed(job, total, client)
         job, report = following.job, following.report
-        if code == INTERRUPTED and not client:
-            stopped = (f"Job {job.pk} goes on without this command. Follow it: manage.py embed_corpus --resume {job.pk}. "
-                       f"Stop it: manage.py cancel_job {job.pk}.")
-        elif job.state in (Job.State.FAILED, Job.State.CANCELLED):
+        if not stopped and job.state in (Job.State.FAILED, Job.State.CANCELLED):
             said = job.error if job.state == Job.State.FAILED else "The job was cancelled."
             if jobs.chunks(job)["waiting"]:
                 go_on = f"Go on: manage.py embed_corpus --resume {job.pk}."
@@ -241,6 +242,20 @@ class Command(CorpusCommand):
     def _would_empty(self, sifting: Sifting, o: dict[str, Any]) -> bool:
         """Whether --prune would remove all there is, for want of documents in the sources: an export that failed looks the same."""
         return bool(o["prune"] and sifting.collection.pk is not None and not sifting.ids and not sifting.report.unreadable)
+
+    def _followed(self, job: Job, total: int | None, client: Any = None) -> tuple[Following, str | None, int]:
+        """The job followed to its end, and what stopped that, with the exit code."""
+        display = self._display(total)
+        following = Following(job, display, self.say, client)
+
+        def wait() -> None:
+            with display:
+                following.run()
+        stopped, code = _attempt(wait)
+        if code == INTERRUPTED and not client:
+            stopped = (f"Job {job.pk} goes on without this command. Follow it: manage.py embed_corpus --resume {job.pk}. "
+                       f"Stop it: manage.py cancel_job {job.pk}.")
+        return following, stopped, code
 
     def _prune(self, collection: Collection, report: Report, ids: set[str], o: dict[str, Any]) -> None:
         if o["prune"] and ids and not report.unreadable:
