@@ -305,6 +305,11 @@ def reading(job: Job) -> bool:
     return job.state == Job.State.RUNNING and job.reading_until is not None and job.reading_until >= timezone.now()
 
 
+def worked_on() -> bool:
+    """Whether a chunk of any running job is in someone's hands."""
+    return Chunk.objects.filter(state=Chunk.State.RUNNING, job__in=Job.objects.filter(state=Job.State.RUNNING), lease_until__gt=Now()).exists()
+
+
 def told(job: Job) -> str:
     """Why it stopped, or what it waits for."""
     died = job.state == Job.State.RUNNING and job.reading_until is not None and not reading(job)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -422,6 +423,24 @@ def test_the_one_who_waits_sees_progress_and_failures() -> None:
     report = Following(job, Watching(), lambda line: None, bad).run()
     assert (report.read, report.embedded, report.failed, report.done) == (40, 36, 4, 40) and len(seen) == 4
     assert seen[0] == Problem("file:8", "document 'd7': not finite", "d7")
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_that_no_worker_takes_a_chunk_is_not_said_while_they_are_busy_with_another_job(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, other = cut(16), cut(16, stored.collection("other"))
+    assert jobs.take(job=other)
+    other.chunks.update(lease_until=Now() + timedelta(seconds=60 if busy else -1))
+    looks = iter(range(5))
+
+    def look(_: Following) -> bool:
+        time.sleep(0.02)
+        return next(looks, None) is not None or jobs.cancel(job)
+    said: list[str] = []
+    monkeypatch.setattr("embeddings.following.UNTAKEN_SECONDS", 0.05)
+    monkeypatch.setattr(jobs, "reap", lambda **_: None)
+    monkeypatch.setattr(Following, "_work", look)
+    Following(job, Quiet(), said.append).run()
+    assert [line.partition(".")[0] for line in said] == ([] if busy else ["No bulk worker takes a chunk"])
 
 
 # --- commands, API, admin -------------------------------------------------------------------------------------------------------------
