@@ -131,8 +131,10 @@ def close(job: Job, report: Report) -> None:
 
 
 def retry(job: Job) -> int:
-    """Puts the job's failed documents into new chunks. Returns how many there are; lines that could not be read stay as they are."""
-    rows = list(FailedDocument.objects.filter(job=job).exclude(document=b"").order_by("pk"))
+    """Puts the job's failed documents into new chunks. Returns how many there are; lines that could not be read stay as they are, and a
+    job that has nothing else is left alone."""
+    if not (rows := list(FailedDocument.objects.filter(job=job).exclude(document=b"").order_by("pk"))):
+        return 0
     with transaction.atomic():
         _lock(job)
         count, _ = FailedDocument.objects.filter(pk__in=[row.pk for row in rows]).delete()
@@ -140,8 +142,6 @@ def retry(job: Job) -> int:
         Job.objects.filter(pk=job.pk).update(failed=F("failed") - count, state=Job.State.RUNNING, finished_at=None, error="")
     job.refresh_from_db()
     _add(job, _parts(record for row in rows for record in _unpack(row.document)))
-    if not rows:
-        settle()
     return len(rows)
 
 
@@ -321,6 +321,13 @@ def report(job: Job) -> Report:
     return Report(read=job.read, embedded=job.embedded, relabelled=job.relabelled, unchanged=job.unchanged, blank=job.blank,
                   failed=job.failed, truncated=job.truncated, passages=job.passages, tokens=job.tokens,
                   unreadable=FailedDocument.objects.filter(job=job, external_id="").count() if job.failed else 0)
+
+
+def failures(job: Job) -> tuple[int, int]:
+    """Failed documents that can be tried again, and those that cannot: nothing is stored of what failed as it was read."""
+    rows = FailedDocument.objects.filter(job=job)
+    unread = rows.filter(document=b"").count()
+    return rows.count() - unread, unread
 
 
 def chunks(job: Job) -> dict[str, int]:

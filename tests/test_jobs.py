@@ -472,6 +472,21 @@ def test_resume_and_retry_without_workers_do_the_work_here(command: Callable[...
     right(job, 40)
 
 
+def test_lines_that_could_not_be_read_are_to_be_mended_in_their_source(command: Callable[..., Any]) -> None:
+    job = Cutting(stored.collection(), Quiet(), []).run([Problem("f:1", "not JSON"), *records({"a": "x", "b": "bad"})])
+    assert job is not None
+    work(job, Moody(partly=lambda item: "not finite" if item == "bad" else None))
+    _, _, err = command("embed_corpus", "--resume", str(job.pk))
+    assert f"Job {job.pk} had ended already: completed_with_errors" in err and f"--retry-failed {job.pk}" in err and "mend the source" in err
+    code, _, err = command("embed_corpus", "--retry-failed", str(job.pk))
+    assert code == 1 and "Tried again: 1 document." in err and "--retry-failed" not in err
+    assert "1 line could not be read, so nothing is stored of it to try again: mend the source" in err
+    ended = jobs.get(job.pk).finished_at
+    code, _, err = command("embed_corpus", "--retry-failed", str(job.pk))
+    assert code == 1 and "has no failed document to try again" in err and "mend the source" in err and "--retry-failed" not in err
+    assert "Tried again" not in err and jobs.get(job.pk).finished_at == ended
+
+
 @pytest.fixture
 def worked(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bulk workers do what a command waits for."""

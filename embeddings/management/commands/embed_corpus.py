@@ -212,9 +212,13 @@ class Command(CorpusCommand):
             raise CommandError("--resume JOB and --retry-failed JOB stand alone: the job knows its documents", returncode=USAGE)
         job = jobs.get(o["resume"] or o["retry_failed"])
         if o["resume"]:
+            if job.state in (Job.State.COMPLETED, Job.State.COMPLETED_WITH_ERRORS):
+                self.say(f"Job {job.pk} had ended already: {job.state}")
             jobs.resume(job)
+        elif count := jobs.retry(job):
+            self.say(f"Tried again: {counted(count, 'document')}.")
         else:
-            self.say(f"Tried again: {counted(jobs.retry(job), 'document')}.")
+            self.say(f"Job {job.pk} has no failed document to try again.")
         if settings.BULK_SENDER:
             return self._follow(job, job.read, o)
         with serving(job.collection, o["backend"]) as client:
@@ -231,13 +235,22 @@ class Command(CorpusCommand):
                 go_on = "" if job.error == jobs.DIED else "Nothing of it is left to resume: run the command that made it again."
             stopped, code = f"{said} What is stored stays. {go_on}".rstrip(), FAILED
         elif report.failed and not code:
-            self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+            self._mend(job)
         if cutting:
             report.problems[:0] = cutting.report.problems
             report.unreadable = cutting.report.unreadable
             if not code:
                 self._prune(job.collection, report, cutting.ids, o)
         self._end(job.collection, report, code, stopped, o, job)
+
+    def _mend(self, job: Job) -> None:
+        """What can be done about its failures."""
+        again, unread = jobs.failures(job)
+        if again:
+            self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+        if unread:
+            self.say(f"{counted(unread, 'line')} could not be read, so nothing is stored of {'it' if unread == 1 else 'them'} to try again: "
+                     "mend the source and run the command that read it again.")
 
     def _would_empty(self, sifting: Sifting, o: dict[str, Any]) -> bool:
         """Whether --prune would remove all there is, for want of documents in the sources: an export that failed looks the same."""
