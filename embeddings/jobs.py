@@ -307,7 +307,8 @@ def reading(job: Job) -> bool:
 
 def worked_on() -> bool:
     """Whether a chunk of any running job is in someone's hands."""
-    return Chunk.objects.filter(state=Chunk.State.RUNNING, job__in=Job.objects.filter(state=Job.State.RUNNING), lease_until__gt=Now()).exists()
+    running = Job.objects.filter(state=Job.State.RUNNING)
+    return Chunk.objects.filter(job__in=running, state=Chunk.State.RUNNING, lease_until__gt=Now()).exists()
 
 
 def told(job: Job) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import OperationalError
+from django.db import OperationalError, ProgrammingError
 
 from embeddings import corpus
 from embeddings.bulk import Bulk, Report
@@ -336,6 +336,14 @@ def test_missing_tables_are_told_with_the_command_that_makes_them(source: Path, 
     monkeypatch.setattr(corpus, "find", absent)
     ended = manage("search_corpus", "books", "query")
     assert ended.code == 2 and "holds nothing yet: `manage.py embed_corpus" in ended.message
+
+
+def test_tables_that_postgresql_lacks_are_told_with_the_command_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise ProgrammingError('relation "embeddings_job" does not exist\nLINE 1: SELECT "embeddings_job"."id"')
+    monkeypatch.setattr("embeddings.jobs.settle", absent)
+    ended = manage("list_jobs")
+    assert ended.code == 2 and ended.message.endswith("lacks tables of this version: run `manage.py migrate` first")
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,8 +249,8 @@ class Command(CorpusCommand):
         if again:
             self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
         if unread:
-            self.say(f"{counted(unread, 'line')} could not be read, so nothing is stored of {'it' if unread == 1 else 'them'} to try again: "
-                     "mend the source and run the command that read it again.")
+            self.say(f"{counted(unread, 'line')} could not be read, so nothing is stored of {'it' if unread == 1 else 'them'} to try again:"
+                     " mend the source and run the command again.")
 
     def _would_empty(self, sifting: Sifting, o: dict[str, Any]) -> bool:
         """Whether --prune would remove all there is, for want of documents in the sources: an export that failed looks the same."""
