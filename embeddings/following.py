@@ -17,7 +17,7 @@ from .sources import Problem, Record
 
 POLL_SECONDS, REAP_SECONDS = 0.3, 5.0
 DATABASE_SECONDS = 120.0       # how long a database that is away is waited for
-UNTAKEN_SECONDS = 10.0         # until a person is told that no worker takes anything
+UNTAKEN_SECONDS = 10.0         # without any chunk in a worker's hands, until a person is told
 
 WORKER = "celery -A mlxcel_site worker -Q bulk -P threads -c 2 --without-gossip --without-mingle"
 
@@ -125,11 +125,11 @@ class Following:
             self.report.problems.append(problem)
             self.watcher.problem(problem)
         self.watcher.progress(self.report)
-        if self.report.done != before:
+        if self.report.done != before or (not self.client and jobs.worked_on()):      # by workers that may be busy with another job
             self._moved = time.monotonic()
         if job.state == Job.State.RUNNING and (told := jobs.told(job)):
             self._once(told if told == jobs.DIED else f"Waiting: {told}")
-        elif not self.client and time.monotonic() - self._moved > UNTAKEN_SECONDS and not jobs.chunks(job)["running"]:
+        elif not self.client and time.monotonic() - self._moved > UNTAKEN_SECONDS:
             self._once(f"No bulk worker takes a chunk. Start one with the same MLXCEL_REDIS_URL and DATABASE_URL: {WORKER}")
         return job
 

@@ -75,6 +75,12 @@ def newest(count: int) -> list[Job]:
     return list(Job.objects.select_related("collection").order_by("-pk")[:count])
 
 
+def unfinished(collection: Collection) -> list[Job]:
+    """Running jobs of a collection, saved or not, whose sources were read to their end, oldest first."""
+    settle()
+    return list(Job.objects.filter(collection=collection.pk, state=Job.State.RUNNING, reading_until=None).order_by("pk"))
+
+
 # --- making ---------------------------------------------------------------------------------------------------------------------------
 
 def create(collection: Collection, sources: Sequence[str]) -> Job:
@@ -125,8 +131,10 @@ def close(job: Job, report: Report) -> None:
 
 
 def retry(job: Job) -> int:
-    """Puts the job's failed documents into new chunks. Returns how many there are; lines that could not be read stay as they are."""
-    rows = list(FailedDocument.objects.filter(job=job).exclude(document=b"").order_by("pk"))
+    """Puts the job's failed documents into new chunks. Returns how many there are; lines that could not be read stay as they are, and a
+    job that has nothing else is left alone."""
+    if not (rows := list(FailedDocument.objects.filter(job=job).exclude(document=b"").order_by("pk"))):
+        return 0
     with transaction.atomic():
         _lock(job)
         count, _ = FailedDocument.objects.filter(pk__in=[row.pk for row in rows]).delete()
@@ -134,8 +142,6 @@ def retry(job: Job) -> int:
         Job.objects.filter(pk=job.pk).update(failed=F("failed") - count, state=Job.State.RUNNING, finished_at=None, error="")
     job.refresh_from_db()
     _add(job, _parts(record for row in rows for record in _unpack(row.document)))
-    if not rows:
-        settle()
     return len(rows)
 
 
@@ -299,6 +305,12 @@ def reading(job: Job) -> bool:
     return job.state == Job.State.RUNNING and job.reading_until is not None and job.reading_until >= timezone.now()
 
 
+def worked_on() -> bool:
+    """Whether a chunk of any running job is in someone's hands."""
+    running = Job.objects.filter(state=Job.State.RUNNING)
+    return Chunk.objects.filter(job__in=running, state=Chunk.State.RUNNING, lease_until__gt=Now()).exists()
+
+
 def told(job: Job) -> str:
     """Why it stopped, or what it waits for."""
     died = job.state == Job.State.RUNNING and job.reading_until is not None and not reading(job)
@@ -310,6 +322,13 @@ def report(job: Job) -> Report:
     return Report(read=job.read, embedded=job.embedded, relabelled=job.relabelled, unchanged=job.unchanged, blank=job.blank,
                   failed=job.failed, truncated=job.truncated, passages=job.passages, tokens=job.tokens,
                   unreadable=FailedDocument.objects.filter(job=job, external_id="").count() if job.failed else 0)
+
+
+def failures(job: Job) -> tuple[int, int]:
+    """Failed documents that can be tried again, and those that cannot: nothing is stored of what failed as it was read."""
+    rows = FailedDocument.objects.filter(job=job)
+    unread = rows.filter(document=b"").count()
+    return rows.count() - unread, unread
 
 
 def chunks(job: Job) -> dict[str, int]:

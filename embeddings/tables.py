@@ -20,13 +20,18 @@ def database() -> str:
     return str(connection.settings_dict["NAME"])
 
 
+def lacking() -> str:
+    """What a person is told where they have to make the tables."""
+    return f"The database {database()} lacks tables of this version: run `manage.py migrate` first"
+
+
 def ensure(say: Callable[[str], None], *, anywhere: bool = False) -> None:
     """Tables as this version needs them, on SQLite, or `anywhere`. Raises Conflict where a person has to make them, and what the database
     raises."""
     if not _missing():
         return
     if connection.vendor != "sqlite" and not anywhere:
-        raise Conflict(f"The database {database()} lacks tables of this version: run `manage.py migrate` first", code="tables_missing")
+        raise Conflict(lacking(), code="tables_missing")
     with _alone():
         if _missing():
             say(f"Making the tables in {database()}")

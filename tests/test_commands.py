@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import OperationalError
+from django.db import OperationalError, ProgrammingError
 
 from embeddings import corpus
 from embeddings.bulk import Bulk, Report
@@ -266,6 +266,17 @@ def test_nothing_is_pruned_while_a_line_cannot_be_read(source: Path, tmp_path: P
     assert ended.code == 1 and "Nothing was removed: 1 line could not" in ended.err and list(texts()) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("rows", "said"), [([], "The sources hold no documents, and"), ([{"_id": "a", "text": " "}], "but blank ones")])
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--workers", "celery"]])
+def test_sources_without_documents_do_not_empty_a_collection(
+        source: Path, tmp_path: Path, settings: Any, rows: list[Any], said: str, options: list[str]) -> None:
+    manage("embed_corpus", "books", source)
+    settings.BULK_SENDER = "builtins.list"
+    ended = manage("embed_corpus", "books", write(tmp_path / "empty.jsonl", *rows), "--prune", *options)
+    assert ended.code == 2 and said in ended.message and "nothing was removed" in ended.message
+    assert "manage.py delete_corpus books" in ended.message and list(texts()) == ["a", "b"]
+
+
 def test_truncated_documents_are_counted_with_a_hint(tmp_path: Path) -> None:
     ended = manage("embed_corpus", "c", write(tmp_path / "c.jsonl", {"id": 1, "text": "word " * 40}))
     assert ended.code == 0 and "truncated" in ended.out and "--split" in ended.out
@@ -325,6 +336,14 @@ def test_missing_tables_are_told_with_the_command_that_makes_them(source: Path, 
     monkeypatch.setattr(corpus, "find", absent)
     ended = manage("search_corpus", "books", "query")
     assert ended.code == 2 and "holds nothing yet: `manage.py embed_corpus" in ended.message
+
+
+def test_tables_that_postgresql_lacks_are_told_with_the_command_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise ProgrammingError('relation "embeddings_job" does not exist\nLINE 1: SELECT "embeddings_job"."id"')
+    monkeypatch.setattr("embeddings.jobs.settle", absent)
+    ended = manage("list_jobs")
+    assert ended.code == 2 and ended.message.endswith("lacks tables of this version: run `manage.py migrate` first")
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_go_on(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,30 @@ def mode(path: Path) -> int:
 def test_what_writes_makes_the_tables_and_what_only_reads_says_what_does(tmp_path: Path) -> None:
     var, source = tmp_path / "above" / "var", tmp_path / "c.jsonl"
     source.write_text(json.dumps({"id": 1, "text": "a boat"}) + "\n")
-    done = manage(var, "search_corpus", "c", "boat")
-    assert done.returncode == 2 and f"{var}/mlxcel.sqlite3 holds nothing yet: `manage.py embed_corpus" in done.stderr
+    for command in (["search_corpus", "c", "boat"], ["list_jobs"]):
+        done = manage(var, *command)
+        assert done.returncode == 2 and f"{var}/mlxcel.sqlite3 holds nothing yet: `manage.py embed_corpus" in done.stderr
     done = manage(var, "embed_corpus", "c", str(source))
     assert done.returncode == 0 and done.stderr.count("Making the tables in") == 1, done.stderr
     assert "a boat" in manage(var, "search_corpus", "c", "boat").stdout
     done = manage(var, "search_corpus", "other", "boat")
     assert done.returncode == 2 and f"There is no collection 'other' in {var}/mlxcel.sqlite3" in done.stderr
     assert [mode(var.parent), mode(var), mode(var / "mlxcel.sqlite3")] == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_who_has_seen_enough_ends_a_command_quietly(tmp_path: Path, unbuffered: str) -> None:
+    source = tmp_path / "c.jsonl"
+    source.write_text(json.dumps({"id": 1, "text": "a boat"}) + "\n")
+    manage(tmp_path / "var", "embed_corpus", "c", str(source))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([sys.executable, "manage.py", "list_jobs"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True,
+                              env=environment(tmp_path / "var", **FAKE, PYTHONUNBUFFERED=unbuffered), timeout=100)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_login_can_be_made_first_by_two_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -424,6 +425,24 @@ def test_the_one_who_waits_sees_progress_and_failures() -> None:
     assert seen[0] == Problem("file:8", "document 'd7': not finite", "d7")
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_that_no_worker_takes_a_chunk_is_not_said_while_they_are_busy_with_another_job(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, other = cut(16), cut(16, stored.collection("other"))
+    assert jobs.take(job=other)
+    other.chunks.update(lease_until=Now() + timedelta(seconds=60 if busy else -1))
+    looks = iter(range(5))
+
+    def look(_: Following) -> bool:
+        time.sleep(0.02)
+        return next(looks, None) is not None or jobs.cancel(job)
+    said: list[str] = []
+    monkeypatch.setattr("embeddings.following.UNTAKEN_SECONDS", 0.05)
+    monkeypatch.setattr(jobs, "reap", lambda **_: None)
+    monkeypatch.setattr(Following, "_work", look)
+    Following(job, Quiet(), said.append).run()
+    assert [line.partition(".")[0] for line in said] == ([] if busy else ["No bulk worker takes a chunk"])
+
+
 # --- commands, API, admin -------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -451,6 +470,63 @@ def test_resume_and_retry_without_workers_do_the_work_here(command: Callable[...
     assert (code, report["embedded"], report["job"]) == (0, 40, job.pk), err
     assert command("embed_corpus", "--retry-failed", str(job.pk))[0] == 0
     right(job, 40)
+
+
+def test_lines_that_could_not_be_read_are_to_be_mended_in_their_source(command: Callable[..., Any]) -> None:
+    job = Cutting(stored.collection(), Quiet(), []).run([Problem("f:1", "not JSON"), *records({"a": "x", "b": "bad"})])
+    assert job is not None
+    work(job, Moody(partly=lambda item: "not finite" if item == "bad" else None))
+    _, _, err = command("embed_corpus", "--resume", str(job.pk))
+    assert f"Job {job.pk} had ended already: completed_with_errors" in err
+    assert f"--retry-failed {job.pk}" in err and "mend the source" in err
+    code, _, err = command("embed_corpus", "--retry-failed", str(job.pk))
+    assert code == 1 and "Tried again: 1 document." in err and "--retry-failed" not in err
+    assert "1 line could not be read, so nothing is stored of it to try again: mend the source" in err
+    ended = jobs.get(job.pk).finished_at
+    code, _, err = command("embed_corpus", "--retry-failed", str(job.pk))
+    assert code == 1 and "has no failed document to try again" in err and "mend the source" in err and "--retry-failed" not in err
+    assert "Tried again" not in err and jobs.get(job.pk).finished_at == ended
+
+
+@pytest.fixture
+def worked(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bulk workers do what a command waits for."""
+    settings.BULK_SENDER = "builtins.list"
+    monkeypatch.setattr(Following, "_work", lambda following: work(following.job) is not None)
+
+
+def lines(path: Path, count: int) -> str:
+    path.write_text("".join(json.dumps({"_id": f"d{i}", "text": f"text number {i}", "n": i + 1}) + "\n" for i in range(count)))
+    return str(path)
+
+
+@pytest.mark.usefixtures("worked")
+def test_a_job_whose_command_is_gone_is_waited_for_before_the_sources_are_read_again(
+        command: Callable[..., Any], tmp_path: Path) -> None:
+    job, source = cut(40), lines(tmp_path / "c.jsonl", 50)
+    code, report, err = command("embed_corpus", "tests", source, "--workers", "celery")
+    assert f"Job {job.pk} is still at work on this collection: 40 documents left; waiting for it first" in err
+    assert (code, report["unchanged"], report["embedded"]) == (0, 40, 10) and report["job"] != job.pk
+    assert jobs.get(job.pk).state == "completed"
+    assert "still at work" not in command("embed_corpus", "tests", source, "--workers", "celery")[2]
+
+
+@pytest.mark.usefixtures("worked")
+def test_a_dry_run_waits_for_no_job(command: Callable[..., Any], tmp_path: Path) -> None:
+    job, source = cut(40), lines(tmp_path / "c.jsonl", 50)
+    _, report, err = command("embed_corpus", "tests", source, "--workers", "celery", "--dry-run")
+    assert report["embedded"] == 50 and "waiting" not in err and jobs.get(job.pk).state == "running"
+
+
+def test_who_stops_waiting_for_an_earlier_job_leaves_it_running(
+        command: Callable[..., Any], tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: Following) -> bool:
+        raise KeyboardInterrupt
+    settings.BULK_SENDER = "builtins.list"
+    monkeypatch.setattr(Following, "_work", stop)
+    job = cut(40)
+    code, report, err = command("embed_corpus", "tests", lines(tmp_path / "c.jsonl", 50), "--workers", "celery")
+    assert (code, report["job"], Job.objects.get().state) == (130, job.pk, "running") and f"--resume {job.pk}" in report["stopped"], err
 
 
 @pytest.mark.parametrize(("args", "said"), [

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +25,7 @@ FAILED, USAGE, NOTHING, INTERRUPTED = 1, 2, 3, 130
 _UNWRITABLE = ("SQLite keeps files beside its own, even to read: let this user write to the directory, "
                "or copy it and name the copy with MLXCEL_VAR_DIR")
 _CONFIGURATION = {
-    "no such table": "embed_corpus makes the tables", "does not exist": "create the tables with `manage.py migrate`",
+    "no such table": "embed_corpus makes the tables", "does not exist": "create it, and its tables with `manage.py migrate`",
     "readonly database": _UNWRITABLE, "unable to open database file": _UNWRITABLE}
 _PASSING = {"locked": "another process has been writing for longer than the time-out", "full": "free some space",
             "disk I/O": "the disk may be full or failing"}
@@ -36,7 +38,12 @@ class CorpusCommand(BaseCommand):
         if options["verbosity"] < 2:
             logging.getLogger("inference").setLevel(logging.WARNING)     # which backend opened is a server's news, not a command's
         try:
-            return super().execute(*args, **options)
+            said = super().execute(*args, **options)
+            self.stdout.flush()
+            return said
+        except BrokenPipeError:      # whoever reads, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FAILED)
         except NotFound as error:
             hint = (f" in {tables.database()}. `manage.py embed_corpus NAME SOURCE` makes one"
                     if error.code == "collection_not_found" else "")
@@ -70,6 +77,8 @@ def refused(error: Exception) -> str:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "no such table" in said:
         return f"{tables.database()} holds nothing yet: `manage.py embed_corpus NAME SOURCE` makes its tables and a collection"
+    if said.startswith(("relation ", "column ")) and "does not exist" in said:
+        return tables.lacking()
     hint = _hint(said, _CONFIGURATION | _PASSING)
     return f"The database {tables.database()} refused: {said}" + (f" ({hint})" if hint else "")
 

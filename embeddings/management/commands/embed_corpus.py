@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
 from embeddings import corpus, jobs, sources, spaces, tables
-from embeddings.bulk import Bulk, Report
+from embeddings.bulk import Bulk, Report, Sifting
 from embeddings.counted import counted
 from embeddings.following import WORKER, Cutting, Following
 from embeddings.index import get_index
@@ -163,6 +163,7 @@ class Command(CorpusCommand):
              records: Iterable[sources.Record | sources.Problem], total: int | None, o: dict[str, Any]) -> None:
         display = self._display(total)
         if o["workers"] == "celery" and not o["dry_run"]:
+            self._wait(collection, o)
             whole = not o["limit"] and "-" not in o["source"]
             return self._job(Cutting(collection, display, o["source"], options=options, whole=whole), records, display, total, o)
         bulk = Bulk(collection, client, spec, display, options=options, dry_run=o["dry_run"])
@@ -172,9 +173,20 @@ class Command(CorpusCommand):
                 bulk.run(records)
                 self._prune(collection, bulk.report, bulk.ids, o)
         stopped, code = _attempt(work)
-        if stopped:
+        if not stopped and self._would_empty(bulk, o):
+            stopped, code = _kept(bulk), USAGE
+        elif stopped:
             stopped += f" What this run stored stays: {counted(bulk.report.embedded, 'document')}. {_go_on(code)}"
         self._end(collection, bulk.report, code, stopped, o)
+
+    def _wait(self, collection: Collection, o: dict[str, Any]) -> None:
+        """Until the jobs that hold documents of this collection have ended, so that these are stored, and unchanged, when they are read."""
+        for job in jobs.unfinished(collection):
+            left = counted(jobs.chunks(job)["waiting"], "document")
+            self.say(f"Job {job.pk} is still at work on this collection: {left} left; waiting for it first")
+            following, stopped, code = self._followed(job, job.read)
+            if stopped:
+                self._end(collection, following.report, code, stopped, o, following.job)
 
     def _job(self, cutting: Cutting, records: Iterable[sources.Record | sources.Problem], display: Interruptible, total: int | None,
              o: dict[str, Any]) -> None:
@@ -187,6 +199,8 @@ class Command(CorpusCommand):
         if stopped:
             told = f"Job {cutting.job.pk} was cancelled; what is stored stays. " if cutting.job else ""
             return self._end(cutting.collection, cutting.report, code, f"{stopped} {told}{_go_on(code)}", o)
+        if self._would_empty(cutting, o):
+            return self._end(cutting.collection, cutting.report, USAGE, _kept(cutting), o, cutting.job)
         if cutting.job is None:
             return self._end(cutting.collection, cutting.report, code, None, o)
         self.say(f"Job {cutting.job.pk}: bulk workers embed its documents.")
@@ -198,27 +212,22 @@ class Command(CorpusCommand):
             raise CommandError("--resume JOB and --retry-failed JOB stand alone: the job knows its documents", returncode=USAGE)
         job = jobs.get(o["resume"] or o["retry_failed"])
         if o["resume"]:
+            if job.state in (Job.State.COMPLETED, Job.State.COMPLETED_WITH_ERRORS):
+                self.say(f"Job {job.pk} had ended already: {job.state}")
             jobs.resume(job)
+        elif count := jobs.retry(job):
+            self.say(f"Tried again: {counted(count, 'document')}.")
         else:
-            self.say(f"Tried again: {counted(jobs.retry(job), 'document')}.")
+            self.say(f"Job {job.pk} has no failed document to try again.")
         if settings.BULK_SENDER:
             return self._follow(job, job.read, o)
         with serving(job.collection, o["backend"]) as client:
             self._follow(job, job.read, o, client=client)
 
     def _follow(self, job: Job, total: int | None, o: dict[str, Any], cutting: Cutting | None = None, client: Any = None) -> None:
-        display = self._display(total)
-        following = Following(job, display, self.say, client)
-
-        def wait() -> None:
-            with display:
-                following.run()
-        stopped, code = _attempt(wait)
+        following, stopped, code = self._followed(job, total, client)
         job, report = following.job, following.report
-        if code == INTERRUPTED and not client:
-            stopped = (f"Job {job.pk} goes on without this command. Follow it: manage.py embed_corpus --resume {job.pk}. "
-                       f"Stop it: manage.py cancel_job {job.pk}.")
-        elif job.state in (Job.State.FAILED, Job.State.CANCELLED):
+        if not stopped and job.state in (Job.State.FAILED, Job.State.CANCELLED):
             said = job.error if job.state == Job.State.FAILED else "The job was cancelled."
             if jobs.chunks(job)["waiting"]:
                 go_on = f"Go on: manage.py embed_corpus --resume {job.pk}."
@@ -226,7 +235,7 @@ class Command(CorpusCommand):
                 go_on = "" if job.error == jobs.DIED else "Nothing of it is left to resume: run the command that made it again."
             stopped, code = f"{said} What is stored stays. {go_on}".rstrip(), FAILED
         elif report.failed and not code:
-            self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+            self._mend(job)
         if cutting:
             report.problems[:0] = cutting.report.problems
             report.unreadable = cutting.report.unreadable
@@ -234,8 +243,35 @@ class Command(CorpusCommand):
                 self._prune(job.collection, report, cutting.ids, o)
         self._end(job.collection, report, code, stopped, o, job)
 
+    def _mend(self, job: Job) -> None:
+        """What can be done about its failures."""
+        again, unread = jobs.failures(job)
+        if again:
+            self.say(f"Failed documents are tried again with: manage.py embed_corpus --retry-failed {job.pk}")
+        if unread:
+            self.say(f"{counted(unread, 'line')} could not be read, so nothing is stored of {'it' if unread == 1 else 'them'} to try again:"
+                     " mend the source and run the command again.")
+
+    def _would_empty(self, sifting: Sifting, o: dict[str, Any]) -> bool:
+        """Whether --prune would remove all there is, for want of documents in the sources: an export that failed looks the same."""
+        return bool(o["prune"] and sifting.collection.pk is not None and not sifting.ids and not sifting.report.unreadable)
+
+    def _followed(self, job: Job, total: int | None, client: Any = None) -> tuple[Following, str | None, int]:
+        """The job followed to its end, and what stopped that, with the exit code."""
+        display = self._display(total)
+        following = Following(job, display, self.say, client)
+
+        def wait() -> None:
+            with display:
+                following.run()
+        stopped, code = _attempt(wait)
+        if code == INTERRUPTED and not client:
+            stopped = (f"Job {job.pk} goes on without this command. Follow it: manage.py embed_corpus --resume {job.pk}. "
+                       f"Stop it: manage.py cancel_job {job.pk}.")
+        return following, stopped, code
+
     def _prune(self, collection: Collection, report: Report, ids: set[str], o: dict[str, Any]) -> None:
-        if o["prune"] and not report.unreadable:
+        if o["prune"] and ids and not report.unreadable:
             report.pruned = corpus.prune(collection, ids, dry_run=o["dry_run"])
 
     def _display(self, total: int | None) -> Interruptible:
@@ -299,6 +335,12 @@ def _attempt(work: Callable[[], None]) -> tuple[str | None, int]:
     except ServiceError as error:
         return str(error).rstrip(".") + ".", code_of(error)
     return None, 0
+
+
+def _kept(sifting: Sifting) -> str:
+    name = sifting.collection.name
+    return (f"The sources hold no documents{' but blank ones' if sifting.report.read else ''}, and --prune would remove all of collection "
+            f"{name}: nothing was removed. To empty it: manage.py delete_corpus {name}.")
 
 
 def _go_on(code: int) -> str:
