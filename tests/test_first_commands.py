@@ -89,6 +89,13 @@ def test_check_names_files_and_choices_that_are_none(tmp_path: Path, setting: st
     assert done.returncode and said in done.stderr and "s3cret" not in done.stderr, done.stderr
 
 
+def test_a_bulk_worker_says_so_in_one_line(tmp_path: Path) -> None:
+    settings = {"MLXCEL_REDIS_URL": "redis://localhost", "MLXCEL_BULK_LEASE_SECS": "0"}
+    done = subprocess.run([sys.executable, "-m", "celery", "-A", "mlxcel_site", "worker", "-Q", "bulk", "-P", "threads"], cwd=ROOT,
+                          text=True, env=environment(tmp_path / "var", **settings), capture_output=True, timeout=100)
+    assert done.returncode and done.stderr == "error: MLXCEL_BULK_LEASE_SECS='0': expected a number, 1 or more\n"
+
+
 def test_settings_that_are_blank_are_their_defaults(tmp_path: Path) -> None:
     blank = dict.fromkeys(("DATABASE_URL", "MLXCEL_REDIS_URL", "MLXCEL_PROPS", "MLXCEL_BULK_LEASE_SECS", "MLXCEL_INDEX_FROM"), "")
     assert manage(tmp_path / "var", "check", **blank).returncode == 0
