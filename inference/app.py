@@ -14,7 +14,7 @@ from celery import Celery, bootsteps
 from celery.worker import state
 
 from .config import Settings
-from .errors import ServiceError
+from .errors import ConfigError, ServiceError
 from .watchdog import watch
 from .worker import Worker
 
@@ -57,7 +57,10 @@ class ModelStep(bootsteps.StartStopStep):
 
 def create() -> Celery:
     """The Celery app over the Redis of the settings; without fixups, since Celery would otherwise look for a Django project."""
-    settings = Settings.from_env()
+    try:
+        settings = Settings.from_env()
+    except ConfigError as error:
+        raise SystemExit(f"error: {error.message}") from None
     if not settings.redis_url:
         raise SystemExit("error: MLXCEL_REDIS_URL is not set: a model worker gets its requests over Redis")
     broker = settings.redis_url.replace("unix://", "redis+socket://", 1)      # as kombu spells it

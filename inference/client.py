@@ -1,12 +1,12 @@
 """The web's only door to models. A transport is named in the settings and loaded by its dotted name, like a Django cache backend."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from .config import Settings
+from .config import LOCAL, Settings
 from .errors import ConfigError
 from .wire import EmbedJob, EmbedResult, Kind, ModelSpec, RerankJob, RerankResult, Span
 
@@ -35,14 +35,22 @@ class InferenceClient(Protocol):
     def close(self) -> None: ...
 
 
-def connect(settings: Settings) -> InferenceClient:
-    """A new client on `settings.transport`."""
+def transport(settings: Settings) -> Callable[[Settings], InferenceClient]:
+    """The class that `settings.transport` names. Raises ConfigError where there is none."""
     module, _, name = settings.transport.rpartition(".")
     try:
-        transport = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"MLXCEL_TRANSPORT={settings.transport!r} cannot be loaded: {error}", param="MLXCEL_TRANSPORT") from error
-    return cast(InferenceClient, transport(settings))
+        found = getattr(import_module(module), name)
+        if not callable(found):
+            raise TypeError(f"{name} is no class")
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"MLXCEL_TRANSPORT={settings.transport!r} cannot be loaded: {error}; expected the dotted name of a class, "
+                          f"such as {LOCAL}", param="MLXCEL_TRANSPORT") from error
+    return cast("Callable[[Settings], InferenceClient]", found)
+
+
+def connect(settings: Settings) -> InferenceClient:
+    """A new client on `settings.transport`."""
+    return transport(settings)(settings)
 
 
 @lru_cache(maxsize=1)

@@ -5,10 +5,12 @@ Every name, default and meaning stands in `Settings` below; `describe()` prints 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from .errors import ConfigError, NotLoaded, no_model
 from .wire import Kind
@@ -37,7 +39,7 @@ def _aliases(text: str) -> dict[str, str]:
     return {alias.strip(): target.strip() for alias, _, target in pairs}
 
 
-def _bool(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     if text.strip().lower() not in TRUE + FALSE:
         raise ValueError(f"expected one of {', '.join(TRUE + FALSE)}")
     return text.strip().lower() in TRUE
@@ -81,14 +83,29 @@ def parse_normalize(text: str) -> float:
     return value
 
 
-def _redis_url(text: str) -> str:
-    if not text.strip().startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("expected redis://, rediss:// or unix://")
-    return text.strip()
+def parse_redis_url(text: str) -> str:
+    """As it is, where it can be one. Messages never quote it, since a password may stand in any part."""
+    url = text.strip()
+    expected = "expected redis://[:password@]host[:port][/db], rediss:// likewise, or unix://path"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"the port is not a number up to 65535; {expected}") from None
+    if not url.startswith(("redis://", "rediss://", "unix://")) or port == 0 or (parts.scheme == "unix" and not parts.path):
+        raise ValueError(expected)
+    if parts.scheme != "unix" and not re.fullmatch(r"(/\d*)?", parts.path, re.ASCII):
+        raise ValueError(f"the database is not a number; {expected}")
+    return url
+
+
+def _shown(text: str, secret: bool) -> str:
+    """A value for a message: an address only where nothing in it can be a password."""
+    return "(not shown)" if secret and any(mark in text for mark in ("@", "?", "//:")) else repr(text)
 
 
 def _setting(name: str, default: Any, parse: Callable[[str], Any], help: str, *, secret: bool = False) -> Any:
-    """`secret`: the value is never shown."""
+    """`secret`: the value may hold a password."""
     meta = {"name": name, "parse": parse, "help": help, "secret": secret}
     if callable(default):
         return field(default_factory=default, metadata=meta, repr=not secret)
@@ -109,7 +126,7 @@ class Settings:
         "MLXCEL_MODEL_ALIASES", dict, _aliases, "other names models answer to: alias=model, comma separated")
     models_dir: Path | None = _setting("MLXCEL_MODELS_DIR", None, Path, "a directory of model directories, by name or by org/name")
     allow_download: bool = _setting(
-        "MLXCEL_ALLOW_DOWNLOAD", False, _bool, "fetch models that are not on this machine from the Hugging Face hub")
+        "MLXCEL_ALLOW_DOWNLOAD", False, parse_bool, "fetch models that are not on this machine from the Hugging Face hub")
     backend: Backend = _setting(
         "MLXCEL_BACKEND", "auto", _choice(*get_args(Backend)),
         "mlx (Metal, CUDA), host (CPU), or auto: mlx where it has a GPU, else host")
@@ -150,7 +167,7 @@ class Settings:
         "MLXCEL_CACHE_DIR", lambda: Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxcel", Path,
         "where hashes of weight files and compiled kernels are kept")
     redis_url: str | None = _setting(
-        "MLXCEL_REDIS_URL", None, _redis_url,
+        "MLXCEL_REDIS_URL", None, parse_redis_url,
         "redis://[:password@]host[:port][/db], rediss:// or unix://path: models run in model workers, reached over this Redis (7 or newer)",
         secret=True)
     worker_model: str | None = _setting(
@@ -171,8 +188,7 @@ class Settings:
             try:
                 values[f.name] = f.metadata["parse"](text)
             except ValueError as error:
-                shown = "(not shown)" if f.metadata["secret"] else repr(text)
-                raise ConfigError(f"{f.metadata['name']}={shown}: {error}", param=f.metadata["name"]) from None
+                raise ConfigError(f"{f.metadata['name']}={_shown(text, f.metadata['secret'])}: {error}", param=f.metadata["name"]) from None
         if values.get("timeout") == 0:
             del values["timeout"]
         if mode := values.get("mode"):

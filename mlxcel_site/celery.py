@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import Celery, signals
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
@@ -23,10 +24,14 @@ logger = logging.getLogger(__name__)
 
 REAP_SECONDS = 3.0
 
-if not settings.BULK_BROKER:
+try:
+    broker = settings.BULK_BROKER
+except ImproperlyConfigured as error:
+    raise SystemExit(f"error: {error}") from None
+if not broker:
     raise SystemExit("error: MLXCEL_REDIS_URL is not set: bulk workers are told of their work over Redis")
 
-app = Celery("mlxcel", broker=settings.BULK_BROKER.replace("unix://", "redis+socket://", 1))      # as kombu spells it
+app = Celery("mlxcel", broker=broker.replace("unix://", "redis+socket://", 1))      # as kombu spells it
 app.conf.update(
     task_default_queue="bulk",
     task_ignore_result=True,

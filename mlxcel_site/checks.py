@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
+from inference.client import transport
 from inference.config import LANE, LOCAL, MODE_KIND, Settings
 from inference.errors import ConfigError
 
@@ -22,6 +23,8 @@ from .environment import misspelt
 def check_model_settings(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
     try:
         found = Settings.from_env()
+        if found.transport != LOCAL:      # which is heavy to import, and always there
+            transport(found)
     except ConfigError as error:
         return [Error(str(error), hint="manage.py serve --help lists every setting", id="mlxcel.E001")]
     return [*_check_processes(found.transport), *_check_mode(found), *_check_aliases(found), *_check_directories(found),

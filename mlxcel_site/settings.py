@@ -2,11 +2,16 @@
 machine. What concerns models is read in `inference/config.py` instead."""
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import environ
 from corsheaders.defaults import default_headers
 from django.core.exceptions import ImproperlyConfigured
+
+from inference import config
+from inference.errors import ConfigError
 
 from . import logs
 from .var import key, prepare, private
@@ -15,11 +20,24 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 
-def _number(name: str, default: float) -> float:
+def _number(name: str, default: float, least: float) -> float:
+    text = env.str(name, default="").strip() or str(default)
     try:
-        return float(env.str(name, default=str(default)))
+        value = float(text)
     except ValueError:
-        raise ImproperlyConfigured(f"{name}={env.str(name)!r}: expected a number") from None
+        value = math.nan
+    if not least <= value < math.inf:
+        raise ImproperlyConfigured(f"{name}={text!r}: expected a number, {least:g} or more")
+    return value
+
+
+def _bool(name: str) -> bool:
+    """Off where it is not set."""
+    text = env.str(name, default="").strip() or "0"
+    try:
+        return config.parse_bool(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name}={text!r}: {error}") from None
 
 
 def _choice(name: str, *known: str) -> str:
@@ -30,17 +48,30 @@ def _choice(name: str, *known: str) -> str:
     return found
 
 
+def _database(url: str) -> dict[str, Any]:
+    """What Django is to be told of the database. Of an address only the scheme is ever shown, since a password may follow it."""
+    scheme, separator, rest = url.partition("://")
+    expected = "expected postgres://user:password@host/name, postgresql:// likewise, or sqlite:///path"
+    if not (rest.startswith("/") or rest == ":memory:" if scheme == "sqlite" else rest and scheme in ("postgres", "postgresql")):
+        shown = f"{scheme}://..." if separator else repr(url) if "@" not in url else "(not shown)"
+        raise ImproperlyConfigured(f"DATABASE_URL={shown}: {expected}")
+    try:
+        return dict(env.db_url_config(url))
+    except ValueError:
+        raise ImproperlyConfigured(f"DATABASE_URL={scheme}://...: its host or port cannot be read; {expected}") from None
+
+
 # Everything this server writes: database, secrets, search files.
 VAR_DIR = Path(env.str("MLXCEL_VAR_DIR", default=str(BASE_DIR / "var")))
 prepare(VAR_DIR)
 
 SECRET_KEY = env.str("DJANGO_SECRET_KEY", default="") or key(VAR_DIR)
-DEBUG = env.bool("DJANGO_DEBUG", default=False)
+DEBUG = _bool("DJANGO_DEBUG")
 ALLOWED_HOSTS = env.list("DJANGO_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("DJANGO_CSRF_TRUSTED_ORIGINS", default=[])
 
 # DJANGO_HTTPS=1: people reach this server through a proxy that speaks TLS and sets X-Forwarded-Proto.
-HTTPS = env.bool("DJANGO_HTTPS", default=False)
+HTTPS = _bool("DJANGO_HTTPS")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 SECURE_HSTS_SECONDS = 365 * 24 * 3600 if HTTPS else 0
@@ -65,10 +96,10 @@ CORS_EXPOSE_HEADERS = ["x-request-id", "x-truncated-inputs", "x-ignored-fields",
 # Who may call the API (mlxcel_site/auth.py), what it accepts and how it answers (embeddings/ and rerank/: parsing.py, rendering.py).
 API_KEYS = env.str("MLXCEL_API_KEYS", default="")
 API_KEY_FILE = env.str("MLXCEL_API_KEY_FILE", default="")
-STRICT_FIELDS = env.bool("MLXCEL_STRICT_FIELDS", default=False)
+STRICT_FIELDS = _bool("MLXCEL_STRICT_FIELDS")
 RERANK_DOCUMENT_SHAPE = env.str("MLXCEL_RERANK_DOCUMENT_SHAPE", default="verbatim")     # or "object": {"text": ...} for every document
-PROPS = env.bool("MLXCEL_PROPS", default=False)
-ACCEPT_ANY_MODEL = env.bool("MLXCEL_ACCEPT_ANY_MODEL", default=False)
+PROPS = _bool("MLXCEL_PROPS")
+ACCEPT_ANY_MODEL = _bool("MLXCEL_ACCEPT_ANY_MODEL")
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024 * 1024
 
 INSTALLED_APPS = [
@@ -119,9 +150,7 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'mlxcel.sqlite3'}")}
-if "ENGINE" not in DATABASES["default"]:
-    raise ImproperlyConfigured("DATABASE_URL is no address of a database; expected such as postgres://user:password@host/name")
+DATABASES = {"default": _database(env.str("DATABASE_URL", default="").strip() or f"sqlite:///{VAR_DIR / 'mlxcel.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     if ":" not in str(DATABASES["default"]["NAME"]):      # :memory:, file:...
         private(Path(DATABASES["default"]["NAME"]))
@@ -138,13 +167,16 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")]
 
 # Bulk workers (mlxcel_site/celery.py). The function that tells them of chunks is loaded by name, so that apps need not know Celery.
-BULK_BROKER = env.str("MLXCEL_REDIS_URL", default="")
+try:
+    BULK_BROKER = config.Settings.from_env({"MLXCEL_REDIS_URL": env.str("MLXCEL_REDIS_URL", default="")}).redis_url or ""
+except ConfigError as error:
+    raise ImproperlyConfigured(str(error)) from None
 BULK_SENDER = "mlxcel_site.celery.send" if BULK_BROKER else ""
-BULK_LEASE_SECONDS = _number("MLXCEL_BULK_LEASE_SECS", 30.0)
+BULK_LEASE_SECONDS = _number("MLXCEL_BULK_LEASE_SECS", 30, 1)
 
 # How single vectors are searched on PostgreSQL: auto builds pgvector's graph for collections of INDEX_FROM passages, exact never.
 INDEX = env.str("MLXCEL_INDEX", default="auto")
-INDEX_FROM = int(_number("MLXCEL_INDEX_FROM", 200_000))
+INDEX_FROM = int(_number("MLXCEL_INDEX_FROM", 200_000, 0))
 
 # Static files are served from the installed packages, so nothing has to be collected; set DJANGO_STATIC_ROOT to collect them for a proxy.
 STATIC_URL = f"{API_PREFIX}/static/"

@@ -28,11 +28,27 @@ def test_values(name, text, field, value):
     ("MLXCEL_EMBEDDING_NORMALIZE", "-2", "at least -1"), ("MLXCEL_EMBEDDING_NORMALIZE", "nan", "at least"),
     ("MLXCEL_EMBEDDING_NORMALIZE", "0.5", "p-norm"), ("MLXCEL_ALLOW_DOWNLOAD", "maybe", "true"),
     ("MLXCEL_MODEL_ALIASES", "a", "alias=model"), ("MLXCEL_STALL_LIMIT_SECS", "-1", "at least 0"),
-    ("MLXCEL_STALL_LIMIT_SECS", "never", "a number")])
+    ("MLXCEL_STALL_LIMIT_SECS", "never", "a number"), ("MLXCEL_REDIS_URL", "redis://localhost:notaport", "port is not a number"),
+    ("MLXCEL_REDIS_URL", "redis://localhost/zero", "database is not a number"), ("MLXCEL_REDIS_URL", "http://localhost", "rediss://"),
+    ("MLXCEL_REDIS_URL", "unix://", "unix://path")])
 def test_errors_name_the_setting_the_value_and_what_is_accepted(name, text, part):
     with pytest.raises(ConfigError) as error:
         Settings.from_env({name: text})
     assert name in str(error.value) and text in str(error.value) and part in str(error.value)
+
+
+@pytest.mark.parametrize("url", [
+    "redis://:s3cret@localhost:port", "http://me:s3cret@localhost", "redis://:s3cret", "redis://localhost/x?password=s3cret"])
+def test_passwords_of_redis_are_not_shown(url):
+    with pytest.raises(ConfigError) as error:
+        Settings.from_env({"MLXCEL_REDIS_URL": url})
+    assert "MLXCEL_REDIS_URL=(not shown)" in str(error.value) and "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", [
+    "redis://localhost", "redis://:a@h:1/0", "rediss://u:p@h:6380/2?ssl_cert_reqs=none", "unix:///run/r.sock", "unix://:p@/run/r.sock?db=1"])
+def test_addresses_of_redis(url):
+    assert Settings.from_env({"MLXCEL_REDIS_URL": f" {url} "}).redis_url == url
 
 
 @pytest.mark.parametrize("env, seconds", [

@@ -72,8 +72,9 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path, command: list[st
 
 
 @pytest.mark.parametrize(("setting", "value", "said"), [
-    ("DATABASE_URL", "nonsense", "DATABASE_URL is no address"),
+    ("DATABASE_URL", "nonsense", "DATABASE_URL='nonsense': expected postgres://"),
     ("MLXCEL_INDEX_FROM", "many", "MLXCEL_INDEX_FROM='many': expected a number"),
+    ("MLXCEL_TRANSPORT", "no.such.Client", "MLXCEL_TRANSPORT='no.such.Client' cannot be loaded: No module named 'no'; expected"),
     ("MLXCEL_LOG_LEVEL", "loud", "MLXCEL_LOG_LEVEL='loud': expected one of INFO, DEBUG, WARNING, ERROR, CRITICAL"),
     ("MLXCEL_BACKEND", "abacus", "MLXCEL_BACKEND='abacus'")])
 def test_settings_that_cannot_work_are_exit_code_two(tmp_path: Path, setting: str, value: str, said: str) -> None:
@@ -88,11 +89,32 @@ def test_settings_that_cannot_work_are_exit_code_two(tmp_path: Path, setting: st
     ("MLXCEL_CACHE_DIR", f"{__file__}/cache", f"MLXCEL_CACHE_DIR={__file__}/cache: {__file__} is not a directory"),
     ("DATABASE_URL", "sqlite:////no/such/x.sqlite3", "DATABASE_URL names a file in /no/such, and there is no such directory"),
     ("MLXCEL_API_KEY_FILE", "/no/such", "MLXCEL_API_KEY_FILE='/no/such' cannot be read: No such file"),
+    ("DATABASE_URL", "mysql://me:s3cret@localhost/x", "DATABASE_URL=mysql://...: expected postgres://"),
+    ("DATABASE_URL", "postgres://me:s3cret@localhost:no/x", "DATABASE_URL=postgres://...: its host or port cannot be read; expected"),
+    ("DATABASE_URL", "sqlite://folder/x.sqlite3", "DATABASE_URL=sqlite://...: expected postgres://"),
+    ("MLXCEL_BULK_LEASE_SECS", "0", "MLXCEL_BULK_LEASE_SECS='0': expected a number, 1 or more"),
+    ("MLXCEL_BULK_LEASE_SECS", "nan", "MLXCEL_BULK_LEASE_SECS='nan': expected a number, 1 or more"),
+    ("MLXCEL_PROPS", "maybe", "MLXCEL_PROPS='maybe': expected one of 1, true, yes, on"),
+    ("MLXCEL_STRICT_FIELDS", "perhaps", "MLXCEL_STRICT_FIELDS='perhaps': expected one of 1, true, yes, on"),
+    ("MLXCEL_REDIS_URL", "redis://localhost:notaport", "MLXCEL_REDIS_URL='redis://localhost:notaport': the port is not a number"),
+    ("MLXCEL_TRANSPORT", "os.path", "MLXCEL_TRANSPORT='os.path' cannot be loaded: path is no class; expected"),
     ("MLXCEL_INDEX", "fast", "MLXCEL_INDEX='fast': expected auto or exact"),
     ("MLXCEL_LOG_FORMAT", "xml", "MLXCEL_LOG_FORMAT='xml': expected one of console, json")])
 def test_check_names_files_and_choices_that_are_none(tmp_path: Path, setting: str, value: str, said: str) -> None:
     done = manage(tmp_path / "var", "check", **{setting: value})
-    assert done.returncode and said in done.stderr, done.stderr
+    assert done.returncode and said in done.stderr and "s3cret" not in done.stderr, done.stderr
+
+
+def test_a_bulk_worker_says_so_in_one_line(tmp_path: Path) -> None:
+    settings = {"MLXCEL_REDIS_URL": "redis://localhost", "MLXCEL_BULK_LEASE_SECS": "0"}
+    done = subprocess.run([sys.executable, "-m", "celery", "-A", "mlxcel_site", "worker", "-Q", "bulk", "-P", "threads"], cwd=ROOT,
+                          text=True, env=environment(tmp_path / "var", **settings), capture_output=True, timeout=100)
+    assert done.returncode and done.stderr == "error: MLXCEL_BULK_LEASE_SECS='0': expected a number, 1 or more\n"
+
+
+def test_settings_that_are_blank_are_their_defaults(tmp_path: Path) -> None:
+    blank = dict.fromkeys(("DATABASE_URL", "MLXCEL_REDIS_URL", "MLXCEL_PROPS", "MLXCEL_BULK_LEASE_SECS", "MLXCEL_INDEX_FROM"), "")
+    assert manage(tmp_path / "var", "check", **blank).returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -577,6 +577,19 @@ def test_the_admin_shows_jobs_and_cancels_them(admin_client: Client) -> None:
     assert jobs.get(running.pk).state == "cancelled"
 
 
+def test_the_admin_deletes_no_job_that_runs(admin_client: Client) -> None:
+    done, running = work(cut(20)), cut(20, stored.collection("other"))
+    lists, delete = reverse("admin:embeddings_job_changelist"), reverse("admin:embeddings_job_delete", args=[running.pk])
+    page = admin_client.get(reverse("admin:embeddings_job_change", args=[running.pk])).content.decode()
+    assert "deletelink" not in page and admin_client.post(delete, {"post": "yes"}).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [done.pk, running.pk], "post": "yes"}
+    said = admin_client.post(lists, chosen, follow=True).content.decode()
+    assert f"Nothing was deleted: job {running.pk} runs still. Cancel first." in said and Job.objects.count() == 2
+    jobs.cancel(running)
+    admin_client.post(lists, chosen)
+    assert not Job.objects.exists()
+
+
 def test_who_may_only_look_may_not_cancel(client: Client) -> None:
     user = User.objects.create_user("guest", password="x", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_job"))

@@ -184,6 +184,7 @@ def test_a_worker_does_not_fork(deployment: tuple[RedisServer, WorkerProcess]) -
 
 @pytest.mark.parametrize(("settings", "says"), [
     ({"MLXCEL_REDIS_URL": ""}, "MLXCEL_REDIS_URL is not set"),
+    ({"MLXCEL_REDIS_URL": "redis://localhost:notaport"}, "error: MLXCEL_REDIS_URL='redis://localhost:notaport': the port is not a number"),
     ({"MLXCEL_WORKER_MODEL": "", "MLXCEL_EMBEDDING_MODEL": "a,b"}, "MLXCEL_WORKER_MODEL is not set, and a worker serves one model"),
     ({"MLXCEL_WORKER_MODEL": "/no/such/model"}, "/no/such/model"),
     ({"MLXCEL_TRANSPORT": "tests.engines.BrokenClient"}, "no such weights"),

@@ -3,8 +3,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
+from django.contrib.admin.actions import delete_selected
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseBase
 
 from .. import jobs
 from ..counted import counted
@@ -19,7 +20,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     list_select_related = ["collection"]
     ordering = ["-pk"]
     sortable_by = ()
-    actions = ["cancel"]
+    actions = ["cancel", "delete_selected"]
     fields: ClassVar[tuple[str, ...]] = (
         "collection", "state", "told", "sources", "reading", "read", "embedded", "unchanged", "relabelled", "blank", "failed", "truncated",
         "passages", "tokens", "chunks", "created_at", "finished_at")
@@ -47,6 +48,18 @@ class JobAdmin(ReadOnlyAdmin[Job]):
         """Stopping work is for those who may delete it."""
         actions = super().get_actions(request)
         return actions if self.has_delete_permission(request) else {}
+
+    def has_delete_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
+        """Not while it runs: its workers and its command would find it gone."""
+        return super().has_delete_permission(request, obj) and (obj is None or obj.state != Job.State.RUNNING)
+
+    @admin.action(permissions=["delete"], description="Delete selected jobs")
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponseBase | None:
+        if running := list(queryset.filter(state=Job.State.RUNNING).order_by("pk")):
+            self.message_user(request, f"Nothing was deleted: {', '.join(map(str, running))} "
+                                       f"{'runs' if len(running) == 1 else 'run'} still. Cancel first.", messages.ERROR)
+            return None
+        return delete_selected(self, request, queryset)
 
     @admin.action(description="Cancel selected jobs")
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
