@@ -104,6 +104,5 @@ def render_hits(collection: Collection, result: SearchResult, *, include_text: b
             "part": hit.part, "start": hit.start, "end": hit.end,
             **({"text": hit.text} if include_text else {}), "metadata": hit.metadata,
         } for hit in result.hits],
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens,
-                  **({"truncated_inputs": result.truncated} if result.truncated else {})},
-    }, headers={"x-truncated-inputs": str(result.truncated)} if result.truncated else {})
+        "usage": answers.usage_of(result.tokens, result.truncated),
+    }, headers=answers.headers_of(result.truncated))

@@ -6,13 +6,19 @@ from .wire import STAGES, EmbedResult, RerankResult
 
 def usage(result: EmbedResult | RerankResult) -> dict[str, int]:
     """OpenAI's `usage`, and `truncated_inputs` where any was cut."""
-    tokens = int(result.tokens.sum())
-    cut = {"truncated_inputs": len(result.truncated)} if result.truncated else {}
-    return {"prompt_tokens": tokens, "total_tokens": tokens, **cut}
+    return usage_of(int(result.tokens.sum()), len(result.truncated))
+
+
+def usage_of(tokens: int, truncated: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens, **({"truncated_inputs": truncated} if truncated else {})}
 
 
 def headers(result: EmbedResult | RerankResult) -> dict[str, str]:
     """`x-truncated-inputs` where any was cut, and `Server-Timing` in milliseconds by stage where these are known."""
     timing = ", ".join(f"{stage};dur={result.timings[stage] * 1000:.2f}" for stage in STAGES if stage in result.timings)
-    cut = {"x-truncated-inputs": str(len(result.truncated))} if result.truncated else {}
+    cut = headers_of(len(result.truncated))
     return {"Server-Timing": timing, **cut} if timing else cut
+
+
+def headers_of(truncated: int) -> dict[str, str]:
+    return {"x-truncated-inputs": str(truncated)} if truncated else {}

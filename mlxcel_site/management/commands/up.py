@@ -58,16 +58,15 @@ class Command(BaseCommand):
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        self._kept: list[Role] = []                      # the Redis of this run
         with ExitStack() as running:
             self._guard = running.enter_context(Guardian(len(models) + 2 + (not settings.redis_url)))
             url = settings.redis_url or self._redis(running)
-            roles = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
+            workers = [self._start(running, f"worker {_basename(model)}", *CELERY, "-n", f"{_basename(model)}-{os.getpid()}@%h",
                                    MLXCEL_REDIS_URL=url, MLXCEL_WORKER_MODEL=model) for model in models]
-            self._wait_ready(roles, url, stop)
+            self._wait_ready(workers, url, stop)
             if stop.is_set():
                 return
-            roles.append(self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE))
+            self._start(running, "bulk", *BULK, "-n", f"bulk-{os.getpid()}@%h", MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
             web = self._start(running, "web", "manage.py", "serve", "--host", host, "--port", str(port),
                               *(("--web-processes", str(options["web_processes"])) if options["web_processes"] else ()),
                               MLXCEL_REDIS_URL=url, MLXCEL_TRANSPORT=LANE)
@@ -76,7 +75,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"\nFor commands such as embed_corpus --workers celery:\n  export MLXCEL_REDIS_URL={url}\n")
             while not stop.wait(0.2):
                 self._guard.keep_alive()
-                for role in (*self._kept, *roles, web):
+                for role in self._guard.roles:
                     role.keep_alive()
             self.stdout.write("Stopping ...")
 
@@ -96,7 +95,6 @@ class Command(BaseCommand):
         role = Role("redis", (program, "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--save", "", "--dir", folder,
                               "--logfile", str(log)), {}, self.stdout, self._guard)
         running.callback(role.stop)
-        self._kept.append(role)
         for _ in range(200):
             if path.exists():
                 return f"unix://{path}"
@@ -138,7 +136,7 @@ class Guardian:
     def __init__(self, places: int) -> None:
         self.outputs = [os.pipe() for _ in range(places)]
         self._told: list[str] = []
-        self._roles: list[Role] = []
+        self.roles: list[Role] = []
         self._run()
 
     def __enter__(self) -> Guardian:
@@ -150,8 +148,8 @@ class Guardian:
 
     def add(self, role: Role) -> int:
         """Its place: those that come later are stopped sooner."""
-        self._roles.append(role)
-        return len(self._roles) - 1
+        self.roles.append(role)
+        return len(self.roles) - 1
 
     def tell(self, line: str) -> None:
         self._told.append(line)
@@ -162,7 +160,7 @@ class Guardian:
         if self._process.poll() is not None:
             os.close(self.pipe)
             self._run()
-            alive = (f"role {place} {role.process.pid}" for place, role in enumerate(self._roles) if role.process.poll() is None)
+            alive = (f"role {place} {role.process.pid}" for place, role in enumerate(self.roles) if role.process.poll() is None)
             for line in (*self._told, *alive):
                 os.write(self.pipe, f"{line}\n".encode())
 
